@@ -59,14 +59,15 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import MOST_KNOWN
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Caches, RowCache
+from lightning_gnn_dist.extensions.passes.prediction import Prediction
 from lightning_gnn_dist.extensions.shards.owner import Message, Question
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.extensions.shards.source import ShardedSampler, ShardedSource
 from lightning_gnn_dist.graph.shard import Shard
-from lightning_gnn_dist.layers.prediction import Prediction
+from lightning_gnn_dist.layers.layer_pass import Work
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.wire.addresses import held_port
-from lightning_gnn_dist.wire.channel import open_channel
+from lightning_gnn_dist.wire.channel import CPU, open_channel
 from lightning_gnn_dist.wire.collectives import traffic
 
 RANKS = 4
@@ -189,7 +190,7 @@ def predict(rank: int, folder: str, file: str) -> None:
     widths = [array[:1].numel() * array.element_size() for array in shard.rows.node_arrays.values()]
     model = Layered(shard.rows.node_arrays["x"].shape[1])
     before, start = traffic.bytes_sent, time.perf_counter()
-    Prediction(model, Path(folder), None, 1 << 30, lambda batch, rows: None).step(torch.zeros(1))
+    Prediction(model, Path(folder), None, Work(CPU, None, True, 1 << 30), lambda batch, rows: None).step(torch.zeros(1))
     formula = halo * (2 * 8 + sum([*widths, 4 * 64]))
     seen = torch.tensor([traffic.bytes_sent - before, formula, time.perf_counter() - start, halo])
     dist.all_reduce(seen)

@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.extensions.links.link_ranking import LinkRanking as LinkRanking
     from lightning_gnn_dist.extensions.links.link_split import LinkSplit as LinkSplit
     from lightning_gnn_dist.extensions.links.link_split import split_edges as split_edges
+    from lightning_gnn_dist.extensions.passes.prediction import predict_by_layer as predict_by_layer
     from lightning_gnn_dist.extensions.ready_made.layers import layers_of as layers_of
     from lightning_gnn_dist.extensions.rounded.reducers import Overlapped as Overlapped
     from lightning_gnn_dist.extensions.rounded.reducers import Rounded as Rounded
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.homes.residency import Rotate as Rotate
     from lightning_gnn_dist.homes.settings import Evaluation as Evaluation
     from lightning_gnn_dist.homes.settings import GlobalBatching as GlobalBatching
-    from lightning_gnn_dist.layers.prediction import predict_by_layer as predict_by_layer
     from lightning_gnn_dist.layers.through_layers import through_layers as through_layers
     from lightning_gnn_dist.partition.base import Partition as Partition
     from lightning_gnn_dist.partition.kaminpar import KaMinParPartitioner as KaMinParPartitioner

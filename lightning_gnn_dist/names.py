@@ -9,6 +9,8 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "by time": "lightning_gnn_dist.extensions.temporal.temporal_sampler:TemporalSampler",
     "best links": "lightning_gnn_dist.extensions.links.best_links:best_links",
     "layers of PyG": "lightning_gnn_dist.extensions.ready_made.found:FoundLayers",
+    "layers beyond memory": "lightning_gnn_dist.extensions.passes.evaluation:beyond_memory",
+    "rows of all nodes": "lightning_gnn_dist.extensions.passes.prediction:predict_by_layer",
     "exchange": "lightning_gnn_dist.extensions.exchange.boundary:Exchange",
     "task of a database": "lightning_gnn_dist.extensions.databases.tasks:sampler_of_task",
     "explained errors": "lightning_gnn_dist.extensions.explaining.models:explain",
@@ -34,11 +36,6 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "rows on devices": "lightning_gnn_dist.extensions.larger_than_memory.sources:RowsOnDevices",
     "memory of a fit": "lightning_gnn_dist.extensions.larger_than_memory.memory:Needs",
 }
-
-
-def offered(name: str) -> Any:
-    """Import what an extension has under a name that only makes work faster; None where its folder was taken out."""
-    return extension(name) if name in EXTENSIONS else None
 
 
 def extension(name: str) -> Any:

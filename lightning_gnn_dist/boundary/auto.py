@@ -17,7 +17,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Fetch, Hal
 from lightning_gnn_dist.checks import brief, in_megabytes, shown
 from lightning_gnn_dist.graph.graph import Graph, bytes_of_part
 from lightning_gnn_dist.graph.rows import degrees_of
-from lightning_gnn_dist.layers.reach import ALL, EDGES_OF_A_NODE, Neighbourhoods
+from lightning_gnn_dist.layers.choice import ALL, EDGES_OF_A_NODE, Neighbourhoods
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.learned import learned_from
 from lightning_gnn_dist.rules import Count, check_fields

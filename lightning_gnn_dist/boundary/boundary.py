@@ -21,7 +21,7 @@ from lightning_gnn_dist.graph.rows import Lookup, induced_rows, senders_by_row, 
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.joint import TrainsReplicasApart
-from lightning_gnn_dist.layers.reach import Neighbourhoods
+from lightning_gnn_dist.layers.choice import Neighbourhoods
 from lightning_gnn_dist.rules import Count, Hops, Natural, check_fields
 
 EdgesInto: TypeAlias = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]

@@ -9,11 +9,11 @@ import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_gnn_dist.batches.batch import store_of_seeds
+from lightning_gnn_dist.callbacks.shared_rows import SharedRows
 from lightning_gnn_dist.checks import check_true_or_false, is_limit
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.user_ids import NodeColumns
-from lightning_gnn_dist.layers.shared_rows import SharedRows
 
 
 class PredictionWriter(Callback):

@@ -42,7 +42,7 @@ from lightning_gnn_dist.data.datamodule import GraphDataModule, PartitionedDataM
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard import Bounds
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids
-from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, predict_by_layer
+from lightning_gnn_dist.layers.budget import BUDGET_BYTES
 from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
@@ -221,7 +221,8 @@ class TrainCLI(LightningCLI):
 
     def _predict_by_layer(self, graph: Graph | Path, model: LightningModule, datamodule: object, **kwargs: Any) -> None:
         options = self.config_init.predict
-        predict_by_layer(self.trainer, model, graph, options.output, **_how_to_write(options), **kwargs)
+        predict = extension("rows of all nodes")
+        predict(self.trainer, model, graph, options.output, **_how_to_write(options), **kwargs)
 
     def _best_links(self, model: LightningModule, datamodule: Any, **kwargs: Any) -> None:
         options = self.config_init.predict

@@ -22,10 +22,10 @@ from lightning_gnn_dist.homes.residency import Per
 from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import Counter, Evaluated, seeds_at_once
+from lightning_gnn_dist.layers.layer_pass import Pass, pass_over
 from lightning_gnn_dist.layers.layered_loader import ReadyRows
 from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.layers.through_layers import Layer
-from lightning_gnn_dist.layers.whole_nodes import WholeNodes, folder_beside
 from lightning_gnn_dist.names import EXTENSIONS, extension
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
@@ -87,13 +87,12 @@ class Costs:
         if model.norm is not None:  # such a layer takes all rows at once, so every rank computes them
             seeds, num_ranks = torch.arange(self._home.graph.num_nodes), 1
 
-        def nodes_of_rank(model: ModelLayers, channel: Channel) -> WholeNodes:
-            limits = channel.size, run.bytes_of_evaluation
-            return WholeNodes(self._home.graph, seeds, model.layers, *limits, widen=run.widen)
+        def pass_of(model: ModelLayers, channel: Channel, own: Callable[[], Tensor]) -> Pass:
+            own_seeds = own if model.norm is None else lambda: seeds
+            return pass_over(self._home.graph, seeds, own_seeds, model, channel, run.work)
 
         assert run.trainer is not None
-        budget = run.bytes_of_evaluation, run.settings.evaluation.bytes
-        return ReadyRows(run.trainer, nodes_of_rank, num_ranks, *budget, folder_beside(self._home.graph), run.dtype)
+        return ReadyRows(run.trainer, pass_of, num_ranks)
 
     def bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
         """Return the bytes of a batch around each of some lists of nodes, with one hop more than an evaluation has.

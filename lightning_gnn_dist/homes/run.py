@@ -17,6 +17,7 @@ from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.budget import DEFAULT_BYTES, Host, budget
 from lightning_gnn_dist.layers.exactness import hops_of_evaluation
+from lightning_gnn_dist.layers.layer_pass import Work
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_as_they_are
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.wire.channel import CPU
@@ -102,6 +103,12 @@ class RunContext:
         loading = self.settings.loading
         how = {"bulk_size": loading.bulk_size, "num_threads": loading.num_threads}
         return {**how, "num_ranks": self.num_ranks, "dtype": self.dtype}
+
+    @property
+    def work(self) -> Work:
+        """How an evaluation computes rows layer by layer."""
+        there = self.settings.evaluation.bytes
+        return Work(self.device, self.dtype, self.widen, self.bytes_of_evaluation, there)
 
     def agreed(self, *, is_fit: bool) -> RunContext:
         """Find out the hosts, the memory of an evaluation, and the seed, which is that of rank 0. Collective."""

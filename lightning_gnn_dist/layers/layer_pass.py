@@ -1,83 +1,219 @@
-"""Each layer of a model computed once for the nodes that some seeds need, the work shared by all ranks.
+"""Each layer of a model computed once for all nodes that some seeds need, with rows in RAM; the ranks share the work.
 
     plan:     seeds -> nodes that the last layer computes -> their senders -> nodes that the layer before computes ...
-    compute:  layer l of the own nodes -> rows that other ranks named in the plan are sent there -> layer l + 1
+    compute:  layer l of the own nodes, batch by batch -> rows that others need are sent there -> layer l + 1
 
-A rank computes the nodes that it owns, so that no row is computed twice, and holds rows of those that it needs. It is
-the one engine of evaluations, of predictions of all nodes, and of the rows that parts keep of nodes outside them.
+Every rank has the graph, computes nodes that cost as much as those of the others, and receives rows that it needs.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.one_hop import RowsOfTypes
-from lightning_gnn_dist.layers.budget import RAM, Forecast, Forecasts, OnDevice, bytes_there
-from lightning_gnn_dist.layers.row_table import Ids, Room, RowTables, by_type, by_types, fetch_rows, ids_of, kept
-from lightning_gnn_dist.layers.through_layers import BYTES_OF_AN_EDGE, COPIES, Layer, rows_of_types
-from lightning_gnn_dist.layers.way import Way
+from lightning_gnn_dist.batches.batch import NamesOfTypes, gathered, in_type, names_of_types
+from lightning_gnn_dist.batches.one_hop import RowsOfTypes, with_rows
+from lightning_gnn_dist.batches.pool import Pool, Widen, gather_rows
+from lightning_gnn_dist.batches.source import Content, made_of
+from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.graph.convert import SUFFIX
+from lightning_gnn_dist.graph.graph import Graph, with_arrays, with_arrays_of_types
+from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of, starts_of
+from lightning_gnn_dist.graph.typed.names import TypeOffsets
+from lightning_gnn_dist.layers.choice import EDGES_OF_A_NODE, Neighbourhoods, widest_row
+from lightning_gnn_dist.layers.model_layers import ModelLayers, offered
+from lightning_gnn_dist.layers.through_layers import (
+    BYTES_OF_AN_EDGE,
+    COPIES,
+    Layer,
+    rows_of_types,
+    whole_graph_arrays,
+)
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.channel import Channel
 
-_FOR_A_BATCH = 0.4  # of the budget; pages of files and what an allocator keeps come on top
-_FOR_A_TABLE = 0.2  # of the budget: a layer's rows in RAM or on the device, beside those of the layer before
-_UNDER_WAY = 0.1  # of the budget: what is on its way to the device, and what is on its way back
-_FOR_A_LIST = 0.02  # of the budget: the ids of nodes
+FEATURES = ("x", "x" + SUFFIX)
+FOR_A_TABLE = 0.2  # of the budget: a layer's rows, beside those of the layer before
+_FOR_A_BATCH = 0.1  # of the budget: a layer may take four times what is foreseen for it
 _MESSAGES = 2  # rows that a layer makes for each edge: a sender's, and what attention makes of it
 _FORM = 8  # numbers that tell the type and shape of a row
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
-_SHORT = ("can't allocate memory", "not enough memory")  # what torch says where the system gives it no memory
 
 Progress = Callable[[int], object]
-OnRows = Callable[[Any, Tensor], object]
-Told = Callable[[Any, RowsOfTypes], object]
 
 
-class NodesOfRank(Protocol):
-    """The part of a graph that a rank computes rows for.
+class Work(NamedTuple):
+    """How rows are computed.
 
     Attributes:
-        offsets: The first id of each node type, and at the end the number of all nodes.
-        bytes_per_edge: Bytes of one edge's arrays.
-        most_rows: The nodes that a batch can have at most.
+        device: The device that computes.
+        dtype: The type of the model's numbers, if batches are brought to it.
+        widen: Make float32 of narrower features, of all or of all but one type.
+        budget_bytes: Bytes that the work may take, the same on all ranks.
+        bytes_there: Bytes of its own memory that the device may be asked for. Default: half of what is free there.
     """
 
-    bytes_per_edge: int
-    most_rows: int
+    device: torch.device
+    dtype: torch.dtype | None
+    widen: Widen
+    budget_bytes: int
+    bytes_there: int | None = None
+
+
+class Rows(Protocol):
+    """Rows of some nodes."""
+
+    def take(self, nodes: Sequence[Tensor]) -> RowsOfTypes:
+        """Return the rows of some nodes of each type."""
+        ...
+
+
+class HasInputs(Protocol):
+    """Nodes whose input rows a batch of some of them can promise."""
 
     @property
-    def offsets(self) -> Sequence[int]: ...
-
-    def by_owner(self, nodes: Tensor) -> list[Tensor]:
-        """Divide increasing nodes by the rank that owns them."""
+    def types(self) -> TypeOffsets:
+        """The types of the graph."""
         ...
 
-    def senders(self, nodes: Ids) -> Tensor:
-        """Some own nodes and all that send to them, in increasing order."""
+    @property
+    def names_in_batches(self) -> NamesOfTypes:
+        """The names of a batch's arrays."""
         ...
 
-    def edges_before(self, nodes: Ids) -> Tensor:
-        """How many edges lead to the own nodes before each of these, and before the end of them, but for a constant."""
+    def inputs(self, kind: int, name: str, nodes: Tensor) -> Tensor | None:
+        """The rows of an array of a node type, by its number, or None if there is none of that name."""
         ...
 
-    def prepare(self, nodes: Ids, seeds: Tensor) -> int:
-        """Have the input rows of these nodes and seeds at hand; return the bytes of one. Collective."""
+
+class Pass(Protocol):
+    """Computes the layers of a model for the nodes that lead to some seeds, on all ranks together."""
+
+    @property
+    def nodes(self) -> HasInputs:
+        """What the seeds have beside these rows."""
         ...
 
-    def one_hop(self, nodes: Tensor, rows: RowTables | None, way: Way) -> Any:
-        """A batch of own nodes with all their in-neighbours. Its ``x`` are ``rows``, or the input rows.
+    @property
+    def num_rows(self) -> int:
+        """How many rows this rank computes."""
+        ...
+
+    def try_one(self, layer: Layer) -> None:
+        """Compute the first layer for one node, if this rank has some. Not collective."""
+
+    def rows(self, layers: Sequence[Layer], progress: Progress) -> Rows:
+        """Compute the layers; return the rows of the last one for this rank's seeds. Collective.
+
+        ``progress`` is called with the number of nodes whose rows were computed.
+        """
+        ...
+
+
+class Way:
+    """Brings batches and input rows to the device that computes, in the type of the model's numbers."""
+
+    pool: Pool | None = None  # lends memory for what is to be brought there
+
+    def __init__(self, device: torch.device, dtype: torch.dtype | None = None) -> None:
+        self.device, self._dtype = device, dtype
+
+    def batch(self, batch: Any) -> Any:
+        """Return a batch, in the type and on the device that compute."""
+        return in_type(batch, self._dtype).to(self.device)
+
+    def inputs(self, rows: Tensor) -> Tensor:
+        """Return input rows, in the type and on the device that compute."""
+        return self.there(rows.to(self._dtype) if rows.is_floating_point() and self._dtype is not None else rows)
+
+    def there(self, rows: Tensor) -> Tensor:
+        """Return rows on the device."""
+        return rows.to(self.device)
+
+
+class GraphNodes:
+    """Nodes of a graph that a rank has at hand, with all their in-neighbours.
+
+    Args:
+        graph: The graph.
+        widen: Make float32 of narrower features, of all or of all but one type.
+        more: Further arrays with a row for each node.
+        offsets: The first id of each node type in the graph by whose ids nodes are told. Default: in this one.
+        seed_type: The node type that batches say their seeds are of. Default: the first.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        widen: Widen = True,
+        more: Mapping[str, Tensor] = {},  # never changed
+        offsets: Sequence[int] | None = None,
+        seed_type: str | None = None,
+    ) -> None:
+        self._graph, self._widen, types = graph, widen, graph.types
+        self.offsets = types.offsets if offsets is None else offsets
+        self._seed_type = types.node_types[0] if seed_type is None else seed_type
+        self._features = [_named(arrays, FEATURES) for arrays in types.node_arrays.values()]
+        others = {kind: _named(arrays, arrays.keys() - set(FEATURES)) for kind, arrays in types.node_arrays.items()}
+        self._others = with_arrays(with_arrays_of_types(graph, others), more)
+        self.bytes_per_edge = max(map(bytes_per_row, types.edge_arrays.values()))
+        self.most_rows = graph.num_nodes
+
+    @property
+    def types(self) -> TypeOffsets:
+        return self._graph.types
+
+    @cached_property
+    def names_in_batches(self) -> NamesOfTypes:
+        return names_of_types(self._graph.types, widen=self._widen)
+
+    @property
+    def bytes_of_inputs(self) -> int:
+        """The bytes of the largest input row."""
+        rows = [self._taken(arrays, torch.empty(0, dtype=torch.int64)) for arrays in self._features]
+        others = self._others.types.node_arrays.values()
+        return max(bytes_per_row(row) + bytes_per_row(more) for row, more in zip(rows, others, strict=True))
+
+    def one_hop(self, at: Tensor, rows: Rows | None, way: Way) -> Any:
+        """A batch of nodes at some places with all their in-neighbours. Its ``x`` are ``rows``, or the input rows.
 
         It is made in RAM, but for rows that lie on the device. Its ``x0`` are the input rows, which ``way`` brings to
         the device when they are read.
         """
-        ...
+        (sample,) = NeighborSampler([-1]).sample_bulk(self._graph, [at], [BatchKey(0, 0, 0)])
+        content = Content.of(self._others, sample, self._seed_type)
+        batch, of_types = self._made(content), content.apart.nodes
+        inputs = partial(self._inputs, pool=way.pool)
+        x = [inputs(*of) for of in enumerate(of_types)] if rows is None else rows.take(self._ids(of_types))
+        return batch_of_layer(batch, x, inputs, of_types, way)
+
+    def inputs(self, kind: int, name: str, nodes: Tensor) -> Tensor | None:
+        arrays = self._graph.types.node_arrays[self._graph.types.node_types[kind]]
+        at = nodes - self.offsets[kind]
+        if name == "n_id" and name not in arrays:
+            return at
+        return self._taken(_named(arrays, (name, name + SUFFIX)), at).get(name)
+
+    def _ids(self, of_types: list[Tensor]) -> list[Tensor]:
+        """The nodes at some places among those of each type."""
+        return [at + start for at, start in zip(of_types, self._graph.types.offsets, strict=False)]
+
+    def _made(self, content: Content) -> Any:
+        """The batch without features."""
+        return made_of(content, widen=self._widen)
+
+    def _inputs(self, number: int, at: Tensor, pool: Pool | None = None) -> Tensor | None:
+        return self._taken(self._features[number], at, pool).get("x")
+
+    def _taken(self, arrays: Mapping[str, Tensor], at: Tensor, pool: Pool | None = None) -> dict[str, Tensor]:
+        """Rows of arrays as batches have them."""
+        return gathered(arrays, at, lambda _: pool, widen=self._widen)
 
 
 class LayerNodes(NamedTuple):
@@ -90,282 +226,319 @@ class LayerNodes(NamedTuple):
         held: The nodes whose rows it has in the end, computed or received.
     """
 
-    nodes: Ids
+    nodes: Tensor | range
     wanted: Tensor
     told: list[Tensor]
-    held: Ids
+    held: Tensor | range
 
 
-@dataclass
-class LayerPass:
-    """One pass over the layers of a model. All ranks make it together.
+class RowsInRam:
+    """Rows that a layer makes of some nodes.
 
-    Attributes:
-        nodes: The nodes of this rank.
-        channel: The ranks that share the work.
-        device: The device that computes.
-        budget_bytes: Bytes that the pass may take, for a batch and for rows.
-        folder: Where rows go that take more, or None for the system's folder of temporary files.
-        whole: The name of a layer that needs the rows of all nodes in one batch, or None.
-        dtype: The type of the model's numbers, if batches are brought to it.
-        bytes_there: Bytes of its own memory that the device may be asked for, if it is no CPU. Default: half of what is
-            free there when a pass begins.
+    Args:
+        ids: The nodes of each type, in increasing order.
+        likes: Rows of the type and shape that theirs have; None for a type that has none.
     """
 
-    nodes: NodesOfRank
-    channel: Channel
-    device: torch.device
-    budget_bytes: int
-    folder: Path | None = None
-    whole: str | None = None
-    dtype: torch.dtype | None = None
-    bytes_there: int | None = None
-    _says: str = "Layer 0 of layers()"
+    def __init__(self, ids: Sequence[Tensor], likes: RowsOfTypes) -> None:
+        self._ids = ids
+        # Where ids follow each other, a place is a difference.
+        self._firsts = [int(of[0]) if len(of) and int(of[-1] - of[0]) + 1 == len(of) else None for of in ids]
+        self.of_types = [
+            None if like is None else torch.empty((len(of), *like.shape[1:]), dtype=like.dtype)
+            for of, like in zip(ids, likes, strict=True)
+        ]
+        self.bytes_of_row = max((rows[:1].nbytes for rows in self.of_types if rows is not None), default=0)
 
-    def plan(self, seeds: Tensor, num_layers: int) -> list[LayerNodes]:
-        """Return, for each layer, the nodes that lead to the last one's rows of this rank's seeds. Collective.
+    def write(self, nodes: Sequence[Tensor], of_types: RowsOfTypes) -> None:
+        """Set the rows of some nodes of each type."""
+        for kind, rows in enumerate(of_types):
+            if rows is not None and (table := self.of_types[kind]) is not None:
+                table[self._places(kind, nodes[kind])] = rows
 
-        The seeds increase.
-        """
-        return self.plan_all([seeds[:0]] * (num_layers - 1) + [seeds])
+    def take(self, nodes: Sequence[Tensor]) -> RowsOfTypes:
+        of_types = enumerate(zip(self.of_types, nodes, strict=True))
+        return [None if rows is None else gather_rows(rows, self._places(kind, of)) for kind, (rows, of) in of_types]
 
-    def plan_all(self, wanted_of_layers: Sequence[Tensor]) -> list[LayerNodes]:
-        """Return, for each layer, the nodes that lead to rows of some nodes behind any of them. Collective.
+    def _places(self, kind: int, nodes: Tensor) -> Tensor:
+        first = self._firsts[kind]
+        return torch.searchsorted(self._ids[kind], nodes) if first is None else nodes - first
 
-        Args:
-            wanted_of_layers: For each layer, the nodes whose rows this rank wants, in increasing order.
-        """
-        planned, wanted = list[LayerNodes](), wanted_of_layers[-1]
-        for of_layer in reversed(wanted_of_layers):
-            wanted = torch.cat([wanted, of_layer]).unique() if len(of_layer) and planned else wanted
-            told = self.channel.exchange(self.nodes.by_owner(wanted))
-            nodes = told[0] if len(told) == 1 else torch.cat(told).unique()
-            held = nodes if len(told) == 1 else torch.cat([nodes, wanted]).unique()
-            planned.insert(0, LayerNodes(nodes, wanted, told, held))
-            wanted = self.nodes.senders(nodes)
-        self.bytes_in = self.nodes.prepare(wanted, wanted_of_layers[-1])
-        return planned
 
-    def plan_of_own(self, own: Ids, num_layers: int, kind: int = 0) -> list[LayerNodes]:
-        """Return, for each layer, the nodes that lead to the last one's rows of all nodes of a type, each on its owner.
+class RamPass:
+    """A pass whose rows lie in RAM, over a graph that every rank has.
 
-        The layers before the last are alike, so nodes are listed once: as a range, or where they take much memory in a
-        file. Collective.
-        """
-        held = own
-        wanted, told = ids_of(own[:0]), list[Tensor]()
-        if self.channel.size > 1:
-            held = self._kept(self.nodes.senders(own))
-            wanted = self._kept(held[_is_outside(held, own)])
-            told = [self._kept(nodes) for nodes in self.channel.exchange(self.nodes.by_owner(wanted))]
-        self.bytes_in = self.nodes.prepare(held, wanted[:0])
-        last = by_type(own, self.nodes.offsets)[kind]
-        return [LayerNodes(own, wanted, told, held)] * (num_layers - 1) + [LayerNodes(last, wanted, told, held)]
+    Args:
+        graph: The graph.
+        seeds: The seeds of all ranks.
+        own: This rank's, in increasing order.
+        model: The layers.
+        channel: The ranks that share the work.
+        work: How rows are computed.
+    """
 
-    def _kept(self, nodes: Tensor) -> Tensor:
-        return kept(nodes, int(_FOR_A_LIST * self.budget_bytes), self.folder)
+    def __init__(
+        self, graph: Graph, seeds: Tensor, own: Tensor, model: ModelLayers, channel: Channel, work: Work
+    ) -> None:
+        self.nodes = GraphNodes(graph, widen=work.widen, more=whole_graph_arrays(model.layers, graph))
+        self._graph, self._model, self._channel, self._budget_bytes = graph, model, channel, work.budget_bytes
+        self._way, none = Way(work.device, work.dtype), own[:0]
+        self._starts = divided(graph, seeds, len(model.layers), channel.size)
+        self._planned = planned(self, channel, [*[none] * (len(model.layers) - 1), own])[0]
+        self.num_rows = sum(len(of_layer.nodes) for of_layer in self._planned)
 
-    def rows(
-        self, layers: Sequence[Layer], planned: Sequence[LayerNodes], progress: Progress = lambda _: None
-    ) -> RowTables:
-        """Compute the layers; return the rows of the last one for the nodes that are wanted of it. Collective.
+    def by_owner(self, nodes: Tensor) -> list[Tensor]:
+        """Divide increasing nodes by the rank that owns them."""
+        return list(nodes.tensor_split(torch.searchsorted(nodes, self._starts[1:-1])))
 
-        The arguments are those of :meth:`tables`.
-        """
-        table = None
-        for found in self.tables(layers, planned, progress):
-            table = found
-        assert table is not None
+    def senders(self, nodes: Tensor) -> Tensor:
+        """Some own nodes and all that send to them, in increasing order."""
+        return Neighbourhoods(self._graph, 1).senders(nodes)
+
+    def try_one(self, layer: Layer) -> None:
+        if len(own := ids_of(self._planned[0].nodes)):
+            self._outputs(layer, own[:1], None, "Layer 0 of layers()")
+
+    def rows(self, layers: Sequence[Layer], progress: Progress) -> RowsInRam:
+        rows: RowsInRam | None = None
+        for number, (layer, of_layer) in enumerate(zip(layers, self._planned, strict=True)):
+            says, found = f"Layer {number} of layers()", list[tuple[list[Tensor], RowsOfTypes]]()
+            for nodes in self._batches(ids_of(of_layer.nodes), rows):
+                found.append((by_type(nodes, self.nodes.offsets), self._outputs(layer, nodes, rows, says)))
+                progress(len(nodes))
+            rows = self._joined(found, of_layer, says)
+        assert rows is not None
+        return rows
+
+    def _batches(self, nodes: Tensor, before: RowsInRam | None) -> Iterator[Tensor]:
+        """Yield nodes whose rows are computed at once."""
+        bytes_in = self.nodes.bytes_of_inputs if before is None else before.bytes_of_row
+        edges = starts_of(degrees_of(self._graph.indptr, nodes))
+        foreseen = partial(bytes_foreseen, self.nodes, edges, bytes_in, max(bytes_in, widest_row(self._model.owner)))
+        if self._model.norm is not None:
+            check_all_at_once(self._model.norm, len(nodes), foreseen(0, len(nodes)), self._budget_bytes)
+            yield nodes
+            return
+        start = 0
+        while start < len(nodes):
+            ends, most = range(start + 1, len(nodes) + 1), _FOR_A_BATCH * self._budget_bytes
+            stop = start + max(1, bisect_right(ends, most, key=partial(foreseen, start)))
+            yield nodes[start:stop]
+            start = stop
+
+    def _outputs(self, layer: Layer, nodes: Tensor, before: RowsInRam | None, says: str) -> RowsOfTypes:
+        batch = self._way.batch(self.nodes.one_hop(nodes, before, self._way))
+        return [None if rows is None else rows.cpu() for rows in outputs_of(layer, batch, says)]
+
+    def _joined(self, found: Sequence[tuple[list[Tensor], RowsOfTypes]], of_layer: LayerNodes, says: str) -> RowsInRam:
+        """Put the rows of batches together, and send and receive those of other ranks. Collective."""
+        kinds, channel, offsets = range(len(self.nodes.offsets) - 1), self._channel, self.nodes.offsets
+        firsts = [next((rows[kind] for _, rows in found if rows[kind] is not None), None) for kind in kinds]
+        likes = agreed_forms(channel, firsts, says)
+        for kind in kinds:
+            if likes[kind] is not None:
+                check_has_rows(says, sum(len(nodes[kind]) for nodes, rows in found if rows[kind] is None))
+        table = RowsInRam(by_type(ids_of(of_layer.held), offsets), likes)
+        for nodes, rows in found:
+            table.write(nodes, rows)
+        if channel.size == 1:
+            return table
+        asked, told = self.by_owner(of_layer.wanted), list(of_layer.told)
+        asked[channel.rank], told[channel.rank] = asked[channel.rank][:0], told[channel.rank][:0]
+        sent = [table.take(by_type(ids, offsets)) for ids in told]
+        came = [by_type(ids, offsets) for ids in asked]
+        for kind in kinds:
+            if likes[kind] is not None:
+                pieces = [piece for of_rank in sent if (piece := of_rank[kind]) is not None]
+                received = channel.exchange(pieces, [len(of_rank[kind]) for of_rank in came])
+                for of_rank, some in zip(came, received, strict=True):
+                    table.write(of_rank, [some if each == kind else None for each in kinds])
         return table
 
-    def tables(
-        self, layers: Sequence[Layer], planned: Sequence[LayerNodes], progress: Progress = lambda _: None
-    ) -> Iterator[RowTables]:
-        """Compute the layers; yield the rows of each for the nodes that are held of it. Collective.
 
-        Args:
-            layers: The layers, each a function of a batch of one hop.
-            planned: What :meth:`plan` has returned for as many layers.
-            progress: Called with the number of nodes whose rows were computed.
-        """
-        table = None
-        self._begin()
-        for number, (layer, of_layer) in enumerate(zip(layers, planned, strict=True)):
-            self._says = f"Layer {number} of layers()"
-            table = self._computed(layer, of_layer, table, progress)
-            yield table
+def pass_over(
+    graph: Graph, seeds: Tensor, own: Callable[[], Tensor], model: ModelLayers, channel: Channel, work: Work
+) -> Pass:
+    """Return a pass over a graph that every rank has; where RAM is short, or a device computes, that of an extension.
 
-    def last_rows(
-        self, layers: Sequence[Layer], planned: Sequence[LayerNodes], on_rows: OnRows | None, kind: int = 0
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Compute the layers; yield nodes and rows of each batch of the last one, which nobody keeps. Collective.
-
-        Args:
-            layers: The layers, each a function of a batch of one hop.
-            planned: What a plan has returned for as many layers.
-            on_rows: Called with each batch of the last layer and the rows of its seeds, on the device.
-            kind: Which of the types the nodes of the last layer are of.
-        """
-        table = None
-        for found in self.tables(layers[:-1], planned[:-1]):
-            table = found
-        self._says = f"Layer {len(layers) - 1} of layers()"
-
-        def told(batch: Any, rows: RowsOfTypes) -> None:
-            of_kind = rows[kind]
-            if of_kind is None:
-                kind_of_seeds = batch.node_types[kind]
-                raise TypeError(f"The last layer of layers() returned no rows of the seeds' type, {kind_of_seeds!r}.")
-            if on_rows is not None:
-                on_rows(batch, of_kind)
-
-        back = self._way.back()
-        for nodes, rows in self._batches(layers[-1], planned[-1].nodes, table, told):
-            of_kind = rows[kind]
-            assert of_kind is not None
-            yield from back.send(nodes, of_kind)
-        yield from back.rest()
-
-    def try_one(self, layer: Layer, of_layer: LayerNodes) -> None:
-        """Compute the first layer for one node, if this rank has some."""
-        self._begin()
-        if len(of_layer.nodes):
-            self._outputs(layer, ids_of(of_layer.nodes[:1]), None)
-
-    def _begin(self) -> None:
-        """Find out how much memory there is for a pass."""
-        there = bytes_there(self.bytes_there, self.device)
-        self._least_bytes = min(self.budget_bytes, there or self.budget_bytes)
-        self._way = Way(self.device, self.dtype, int(_UNDER_WAY * self._least_bytes))
-        in_ram, on_device = (int(_FOR_A_TABLE * num_bytes) for num_bytes in (self.budget_bytes, there))
-        self._room = Room(in_ram, self.folder, self._way, on_device)
-        memories = [(self.budget_bytes, RAM), *([(there, OnDevice(self.device))] if there else [])]
-        self._forecast = Forecasts([Forecast(_FOR_A_BATCH * num_bytes, memory) for num_bytes, memory in memories])
-
-    def _computed(self, layer: Layer, of_layer: LayerNodes, before: RowTables | None, progress: Progress) -> RowTables:
-        """Compute a layer for own nodes, and fetch the rows of the others. Collective."""
-        held = by_type(of_layer.held, self.nodes.offsets)
-        tables, (ram, there) = RowTables(held, self._room, self._says), _held_by(before)
-        for nodes, rows in self._batches(layer, of_layer.nodes, before):
-            tables.write([ids_of(ids) for ids in by_type(nodes, self.nodes.offsets)], rows)
-            ram += _bytes_of(rows) if tables.bytes_in_ram else 0
-            self._held = ram, there + tables.bytes_there
-            progress(len(nodes))
-        if self.channel.size > 1:
-            tables.make(self.agreed_forms(tables.likes))
-            self._exchange(of_layer, tables)
-        return tables
-
-    def _batches(
-        self, layer: Layer, nodes: Ids, before: RowTables | None, told: Told = lambda *_: None
-    ) -> Iterator[tuple[Tensor, RowsOfTypes]]:
-        """Yield the nodes of each batch of a layer, and their rows by types, on the device."""
-        bytes_in, self._held = self.bytes_in if before is None else before.bytes_of_row, _held_by(before)
-        start, bytes_out, edges = 0, bytes_in, self.nodes.edges_before(nodes)
-        while start < len(nodes):
-            foreseen = partial(self._foreseen, edges, start, bytes_in, bytes_out)
-            fitting = bisect_right(range(start + 1, len(nodes) + 1), self._forecast.allowed, key=foreseen)
-            stop = start + max(fitting, 1)
-            if self.whole is not None:
-                stop = self._all_of(nodes, foreseen(len(nodes)))
-            self._forecast.begin()
-            some = ids_of(nodes[start:stop])
-            try:
-                batch, outputs = self._outputs(layer, some, before)
-            except (MemoryError, RuntimeError) as error:
-                if stop - start == 1 or self.whole is not None or not _is_short_of_memory(error):
-                    raise
-                self._forecast.was_too_much(foreseen(stop))
-                continue
-            told(batch, outputs)
-            self._way.launched(batch)
-            del batch  # otherwise two batches would be held while the next is made
-            yield some, outputs
-            self._forecast.end(foreseen(stop), self._held)
-            start, bytes_out = stop, max((each[:1].nbytes for each in outputs if each is not None), default=0)
-            del outputs
-
-    def _all_of(self, nodes: Ids, num_bytes: float) -> int:
-        """Return the number of all nodes; refuse them if they take too much memory for one batch."""
-        most = self._least_bytes
-        if num_bytes > most:
-            raise ValueError(
-                f"{self.whole} takes the rows of all {len(nodes)} nodes at once: about {num_bytes / 1e9:.1f} GB for a "
-                f"layer, and an evaluation may take {most / 1e9:.1f} GB. Allow more with "
-                "Evaluation(bytes=...), or budget_bytes=... of predict_by_layer, or choose a norm of single rows such "
-                "as BatchNorm."
-            )
-        return len(nodes)
-
-    def _foreseen(self, edges: Tensor, start: int, bytes_in: int, bytes_out: int, stop: int) -> float:
-        """The bytes of a batch of nodes ``start`` to ``stop``, if its layer makes a message for each edge."""
-        num_edges, num_nodes = int(edges[stop] - edges[start]), stop - start
-        senders = min(num_edges + num_nodes, self.nodes.most_rows)
-        per_edge = BYTES_OF_AN_EDGE + self.nodes.bytes_per_edge + _MESSAGES * max(bytes_in, bytes_out)
-        return COPIES * (senders * bytes_in + num_nodes * bytes_out) + num_edges * per_edge
-
-    def _outputs(self, layer: Layer, nodes: Tensor, before: RowTables | None) -> tuple[Any, RowsOfTypes]:
-        """A batch of a layer, and the rows of its seeds."""
-        batch = self._way.batch(self.nodes.one_hop(nodes, before, self._way))
-        outputs = rows_of_types(layer(batch), batch, self._says)
-        for rows in outputs:
-            if rows is not None and rows.dtype not in _DTYPES:
-                known = ", ".join(map(str, _DTYPES))
-                raise TypeError(f"{self._says} returned rows of {rows.dtype}, and may return {known}.")
-        return batch, [None if rows is None else rows.detach() for rows in outputs]
-
-    def agreed_forms(self, likes: RowsOfTypes) -> RowsOfTypes:
-        """Return rows of the types and shapes that some rank has computed; others own none of the nodes. Collective."""
-        if self.channel.size == 1:
-            return likes
-        forms = torch.zeros((len(likes), _FORM), dtype=torch.int64)
-        for form, like in zip(forms, likes, strict=True):
-            if like is not None:
-                described = [1, _DTYPES.index(like.dtype), like.dim() - 1, *like.shape[1:]]
-                form[: len(described)] = torch.tensor(described)
-        told = torch.stack(self.channel.exchange([forms] * self.channel.size))
-        agreed: Tensor = told.amax(0)
-        differs = ((told != agreed) & (told[:, :, :1] > 0)).any(2).any(1)
-        if bool(differs.any()):  # all ranks see it alike
-            raise TypeError(
-                f"{self._says} returned rows of another type or shape on rank {int(differs.long().argmax())} than on "
-                "others: every rank must have the same layers."
-            )
-        if len(agreed) == 1 and not int(agreed[0, 0]):
-            agreed[0, 0] = 1  # nobody wants a row where no part has a boundary
-        return [_of_form(form) for form in agreed.tolist()]
-
-    def _exchange(self, of_layer: LayerNodes, tables: RowTables) -> None:
-        """Send the rows that other ranks need, and receive those that this one does. Collective."""
-        own, asked, told = self.channel.rank, self.nodes.by_owner(of_layer.wanted), list(of_layer.told)
-        asked[own], told[own] = asked[own][:0], told[own][:0]
-        of_types = by_types(asked, self.nodes.offsets), by_types(told, self.nodes.offsets)
-        for table, asked_of, told_of in zip(tables.of_types, *of_types, strict=True):
-            if table is not None:
-                fetch_rows(self.channel, asked_of, told_of, table.take, table, self.budget_bytes)
+    Args:
+        graph: The graph.
+        seeds: The seeds of all ranks.
+        own: Returns this rank's, in increasing order.
+        model: The layers.
+        channel: The ranks that share the work.
+        work: How rows are computed.
+    """
+    num_bytes = graph.num_nodes * widest_row(model.owner)
+    is_short = num_bytes > FOR_A_TABLE * work.budget_bytes or takes_many_pages(graph, work.budget_bytes)
+    other = offered("layers beyond memory") if is_short or work.device.type != "cpu" else None
+    if other is None:
+        return RamPass(graph, seeds, own(), model, channel, work)
+    made: Pass = other(graph, seeds, own, model, channel, work)
+    return made
 
 
-def _is_outside(nodes: Tensor, own: Ids) -> Tensor:
-    if isinstance(own, range):
-        return (nodes < own.start) | (nodes >= own.stop)
-    return ~torch.isin(nodes, own, assume_unique=True)
+def takes_many_pages(graph: Graph, budget_bytes: int) -> bool:
+    """Whether a graph lies in files whose pages would take more than half of a budget."""
+    return graph.path is not None and graph.num_bytes > budget_bytes // 2
 
 
-def _held_by(tables: RowTables | None) -> tuple[int, int]:
-    """The bytes that tables take in RAM, and on the device that computes."""
-    return (0, 0) if tables is None else (tables.bytes_in_ram, tables.bytes_there)
+def planned(nodes: Owned, channel: Channel, wanted_of_layers: Sequence[Tensor]) -> tuple[list[LayerNodes], Tensor]:
+    """Return, for each layer, the nodes that lead to rows of some nodes behind any of them, and the inputs. Collective.
+
+    Args:
+        nodes: The nodes of this rank.
+        channel: The ranks.
+        wanted_of_layers: For each layer, the nodes whose rows this rank wants, in increasing order.
+    """
+    layers, wanted = list[LayerNodes](), wanted_of_layers[-1]
+    for of_layer in reversed(wanted_of_layers):
+        wanted = torch.cat([wanted, of_layer]).unique() if len(of_layer) and layers else wanted
+        told = channel.exchange(nodes.by_owner(wanted))
+        own = told[0] if len(told) == 1 else torch.cat(told).unique()
+        held = own if len(told) == 1 else torch.cat([own, wanted]).unique()
+        layers.insert(0, LayerNodes(own, wanted, told, held))
+        wanted = nodes.senders(own)
+    return layers, wanted
 
 
-def _bytes_of(rows: RowsOfTypes) -> int:
-    return sum(each.nbytes for each in rows if each is not None)
+def divided(graph: Graph, seeds: Tensor, num_layers: int, num_ranks: int) -> Tensor:
+    """Return the first node of each rank, and the number of nodes: ranges that cost the layers the same."""
+    reached, work = Neighbourhoods(graph, 1), torch.zeros(graph.num_nodes, dtype=torch.int64)
+    needed = seeds.unique()
+    for _ in range(num_layers if num_ranks > 1 else 0):
+        work[needed] += degrees_of(graph.indptr, needed) + EDGES_OF_A_NODE
+        needed = reached.senders(needed)
+    upto = work.cumsum(0)
+    cuts = torch.searchsorted(upto, torch.arange(1, num_ranks) * int(upto[-1]) // num_ranks, right=True)
+    return torch.cat([cuts.new_zeros(1), cuts, cuts.new_tensor([graph.num_nodes])])
+
+
+def batch_of_layer(
+    batch: Any,
+    rows: RowsOfTypes,
+    inputs: Callable[[int, Tensor], Tensor | None],
+    of_types: list[Tensor],
+    way: Way,
+) -> Any:
+    """A batch of one hop as a layer reads it.
+
+    Args:
+        batch: The batch without features.
+        rows: Its rows of each type.
+        inputs: Returns input rows of some nodes of a type.
+        of_types: Its nodes of each type.
+        way: Brings input rows to the device that computes.
+    """
+
+    def read(number: int) -> Tensor:
+        found = inputs(number, of_types[number])
+        if found is None:
+            raise AttributeError("x0 is the input rows x, and these nodes have none.")
+        return way.inputs(found)
+
+    for number, store in enumerate(batch.node_stores):
+        store["batch_size"] = store["num_sampled_nodes"][0]
+        store.promise_x0(partial(read, number))
+    return with_rows(batch, rows) if any(each is not None for each in rows) else batch
+
+
+def outputs_of(layer: Layer, batch: Any, says: str) -> RowsOfTypes:
+    """The rows that a layer makes of a batch, without gradients."""
+    outputs = rows_of_types(layer(batch), batch, says)
+    for rows in outputs:
+        if rows is not None and rows.dtype not in _DTYPES:
+            known = ", ".join(map(str, _DTYPES))
+            raise TypeError(f"{says} returned rows of {rows.dtype}, and may return {known}.")
+    return [None if rows is None else rows.detach() for rows in outputs]
+
+
+class Owned(Protocol):
+    """Nodes that ranks own."""
+
+    def by_owner(self, nodes: Tensor) -> list[Tensor]:
+        """Divide increasing nodes by the rank that owns them."""
+        ...
+
+    def senders(self, nodes: Any) -> Tensor:
+        """Some own nodes and all that send to them, in increasing order."""
+        ...
+
+
+class Sized(Protocol):
+    """Nodes of which it is known what a batch of them takes.
+
+    Attributes:
+        bytes_per_edge: Bytes of one edge's arrays.
+        most_rows: The nodes that a batch can have at most.
+    """
+
+    bytes_per_edge: int
+    most_rows: int
+
+
+def bytes_foreseen(of: Sized, edges: Tensor, bytes_in: int, bytes_out: int, start: int, stop: int) -> float:
+    """The bytes of a batch of nodes ``start`` to ``stop``, if its layer makes a message for each edge."""
+    num_edges, num_nodes = int(edges[stop] - edges[start]), stop - start
+    per_edge = BYTES_OF_AN_EDGE + of.bytes_per_edge + _MESSAGES * max(bytes_in, bytes_out)
+    return COPIES * (min(num_edges + num_nodes, of.most_rows) * bytes_in + num_nodes * bytes_out) + num_edges * per_edge
+
+
+def check_all_at_once(norm: str, num_nodes: int, num_bytes: float, most: int) -> None:
+    """Refuse nodes that take too much memory for one batch, for a layer that takes the rows of all at once."""
+    if num_bytes > most:
+        raise ValueError(
+            f"{norm} takes the rows of all {num_nodes} nodes at once: about {num_bytes / 1e9:.1f} GB for a "
+            f"layer, and an evaluation may take {most / 1e9:.1f} GB. Allow more with "
+            "Evaluation(bytes=...), or budget_bytes=... of predict_by_layer, or choose a norm of single rows such "
+            "as BatchNorm."
+        )
+
+
+def check_has_rows(says: str, num_without: int) -> None:
+    """Refuse nodes without rows of a type that has some."""
+    if num_without:
+        raise TypeError(
+            f"{says} returned rows of a type on some ranks or for some batches, and none for "
+            f"{num_without} other nodes of it: return a row for each of the first "
+            "batch[kind].batch_size nodes of a type, or never a row of it."
+        )
+
+
+def agreed_forms(channel: Channel, likes: RowsOfTypes, says: str) -> RowsOfTypes:
+    """Return no rows, of the types and shapes that some rank has computed; others own none of the nodes. Collective."""
+    forms = torch.zeros((len(likes), _FORM), dtype=torch.int64)
+    for form, like in zip(forms, likes, strict=True):
+        if like is not None:
+            described = [1, _DTYPES.index(like.dtype), like.dim() - 1, *like.shape[1:]]
+            form[: len(described)] = torch.tensor(described)
+    told = torch.stack(channel.exchange([forms] * channel.size))
+    agreed: Tensor = told.amax(0)
+    differs = ((told != agreed) & (told[:, :, :1] > 0)).any(2).any(1)
+    if bool(differs.any()):  # all ranks see it alike
+        raise TypeError(
+            f"{says} returned rows of another type or shape on rank {int(differs.long().argmax())} than on "
+            "others: every rank must have the same layers."
+        )
+    if len(agreed) == 1 and not int(agreed[0, 0]):
+        agreed[0, 0] = 1  # nobody wants a row where no part has a boundary
+    return [_of_form(form) for form in agreed.tolist()]
 
 
 def _of_form(form: list[int]) -> Tensor | None:
-    """No rows of a type and shape."""
     is_there, dtype, dims, *shape = form
     return torch.empty((0, *shape[:dims]), dtype=_DTYPES[dtype]) if is_there else None
 
 
-def _is_short_of_memory(error: Exception) -> bool:
-    is_short = isinstance(error, MemoryError | torch.OutOfMemoryError)
-    return is_short or any(words in str(error) for words in _SHORT)
+def ids_of(nodes: Tensor | range) -> Tensor:
+    """Return the ids as a tensor."""
+    return torch.arange(nodes.start, nodes.stop) if isinstance(nodes, range) else nodes
+
+
+def by_type(ids: Tensor, offsets: Sequence[int]) -> list[Tensor]:
+    """Divide increasing ids by the type of the node, which begin at these offsets."""
+    return [ids] if len(offsets) == 2 else list(ids.tensor_split(torch.searchsorted(ids, torch.tensor(offsets[1:-1]))))
+
+
+def _named(arrays: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    return {name: array for name, array in arrays.items() if name in names}

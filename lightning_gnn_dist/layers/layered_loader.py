@@ -6,8 +6,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -15,21 +14,20 @@ from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from torch import Tensor, nn
 
-from lightning_gnn_dist.batches.batch import ENDS, NamesOfTypes, Promising, SampledData
+from lightning_gnn_dist.batches.batch import ENDS, Promising, SampledData
 from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, Made, asked_of
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.engine.apart import in_types
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeOffsets, have_names
-from lightning_gnn_dist.layers.layer_pass import LayerNodes, LayerPass, NodesOfRank
+from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
+from lightning_gnn_dist.layers.layer_pass import HasInputs, Pass, Rows, by_type
 from lightning_gnn_dist.layers.model_layers import (
     ModelLayers,
     ModelState,
     is_in_training,
     layers_of_model,
 )
-from lightning_gnn_dist.layers.row_table import RowTables, by_type, ids_of
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 log = logging.getLogger(__name__)
@@ -50,24 +48,6 @@ class Targets(NamedTuple):
     edge_type: EdgeType | None = None
 
 
-class HasInputs(NodesOfRank, Protocol):
-    """Nodes of a rank that can also give the input rows of its seeds."""
-
-    @property
-    def types(self) -> TypeOffsets:
-        """The types of the graph."""
-        ...
-
-    @property
-    def names_in_batches(self) -> NamesOfTypes:
-        """The names of a batch's arrays."""
-        ...
-
-    def inputs(self, kind: int, name: str, nodes: Tensor) -> Tensor | None:
-        """The rows of an array of a node type, by its number, or None if there is none of that name."""
-        ...
-
-
 class Answers:
     """The rows that a pass over the layers has computed, as long as a batch may ask for them.
 
@@ -77,7 +57,7 @@ class Answers:
         when_asked: Called when somebody takes rows.
     """
 
-    def __init__(self, tables: RowTables, owner: nn.Module, when_asked: Callable[[], None]) -> None:
+    def __init__(self, tables: Rows, owner: nn.Module, when_asked: Callable[[], None]) -> None:
         self._tables, self._owner, self._when_asked = tables, owner, when_asked
         self._state = ModelState(owner)
 
@@ -101,37 +81,27 @@ class ReadyRows:
 
     Args:
         trainer: Holds the model, and says with which precision it computes.
-        nodes: Returns the part of the graph that this rank computes rows for, for some layers. Collective.
+        pass_of: Makes a pass of some layers on some ranks. Its last argument returns this rank's seeds, in increasing
+            order. Collective.
         num_ranks: How many ranks share the work.
-        budget_bytes: Bytes that the work may take on this rank.
-        bytes_there: Bytes of its own memory that a device may be asked for. Default: half of what is free there.
-        folder: Where rows go that take more, or None for the system's folder of temporary files.
-        dtype: The type of the model's numbers, if batches are brought to it.
     """
 
     def __init__(
         self,
         trainer: Trainer,
-        nodes: Callable[[ModelLayers, Channel], HasInputs],
+        pass_of: Callable[[ModelLayers, Channel, Callable[[], Tensor]], Pass],
         num_ranks: int,
-        budget_bytes: int,
-        bytes_there: int | None,
-        folder: Path | None,
-        dtype: torch.dtype | None,
     ) -> None:
-        self._trainer, self._nodes_of_rank, self._num_ranks = trainer, nodes, num_ranks
-        self._budget_bytes, self._bytes_there, self._folder, self._dtype = budget_bytes, bytes_there, folder, dtype
-        self._nodes: HasInputs | None = None
+        self._trainer, self._pass_of, self._num_ranks = trainer, pass_of, num_ranks
         self._channel: Channel | None = None
-        self._pass: LayerPass | None = None
-        self._planned: list[LayerNodes] = []
+        self._pass: Pass | None = None
         self._was_asked, self._was_tried, self._is_off = True, False, False
         self._end: Callable[[], object] = lambda: None
 
     @property
     def nodes(self) -> HasInputs:
-        assert self._nodes is not None
-        return self._nodes
+        assert self._pass is not None
+        return self._pass.nodes
 
     @property
     def num_asked(self) -> float:
@@ -155,10 +125,11 @@ class ReadyRows:
         if not self._agree(None if model is None or is_in_training(model.owner) else ModelState(model.owner).digest):
             return None
         assert model is not None
-        self._plan(model, seeds)
-        if not self._can_compute(model):
+        work = self._planned(model, seeds)
+        if not self._can_compute(work, model):
             return None
-        tables = self._compute(model)
+        with self._trainer.precision_plugin.forward_context(), progress_of(self._trainer, work.num_rows) as progress:
+            tables = work.rows(model.layers, progress)
         self._was_asked = False
         answers = Answers(tables, model.owner, self._note_that_asked)
         self._end = weakref.finalize(answers, model.let_answer())
@@ -169,7 +140,7 @@ class ReadyRows:
         self._end()
         if self._channel is not None:
             self._channel.close()
-        self._channel = self._pass = self._nodes = None
+        self._channel = self._pass = None
 
     def _note_that_asked(self) -> None:
         self._was_asked = True
@@ -197,38 +168,28 @@ class ReadyRows:
             )
         return not self._is_off and digest is not None and bool(digests.eq(digest).all())
 
-    def _plan(self, model: ModelLayers, seeds: Callable[[], Tensor]) -> None:
+    def _planned(self, model: ModelLayers, seeds: Callable[[], Tensor]) -> Pass:
         """Plan the pass over the layers, once. Collective."""
         assert self._channel is not None
         if self._pass is None:
-            self._nodes = self._nodes_of_rank(model, self._channel)
-            device = self._trainer.strategy.root_device
-            where = device, self._budget_bytes, self._folder
-            self._pass = LayerPass(self._nodes, self._channel, *where, model.norm, self._dtype, self._bytes_there)
-            own = seeds() if model.norm is None else torch.arange(self._nodes.most_rows)
-            self._planned = self._pass.plan(own, len(model.layers))
+            self._pass = self._pass_of(model, self._channel, seeds)
             self._was_tried = not model.is_found  # a module knows what its own layers take
+        return self._pass
 
-    def _can_compute(self, model: ModelLayers) -> bool:
+    def _can_compute(self, work: Pass, model: ModelLayers) -> bool:
         """Return whether a model of PyG's takes the rows of the graph: a module may give it others. Collective."""
-        assert self._channel is not None and self._pass is not None
+        assert self._channel is not None
         if self._was_tried:
             return True
         takes, self._was_tried = torch.ones(1, dtype=torch.int64), True
         try:
             with self._trainer.precision_plugin.forward_context():
-                self._pass.try_one(model.layers[0], self._planned[0])
+                work.try_one(model.layers[0])
         except Exception as error:  # of any kind: what the module does with its model may be right
             log.info("Layers cannot be computed one by one: %s", error)
             takes.zero_()
         self._is_off = not torch.cat(self._channel.exchange([takes] * self._channel.size)).all()
         return not self._is_off
-
-    def _compute(self, model: ModelLayers) -> RowTables:
-        assert self._pass is not None
-        total = sum(len(of_layer.nodes) for of_layer in self._planned)
-        with self._trainer.precision_plugin.forward_context(), progress_of(self._trainer, total) as progress:
-            return self._pass.rows(model.layers, self._planned, progress)
 
 
 def for_layers(batch: Any, num_layers: int) -> SampledData:
@@ -295,7 +256,7 @@ class EvaluationLoader(Batches):
         asked = asked_of(learning, [number])
         (seeds,), inputs = asked[0], None if asked[2] is None else asked[2][0]
         targets, types = self._targets(seeds), of_nodes.types
-        of_types = [ids_of(ids) for ids in by_type(targets.nodes, types.offsets)]
+        of_types = by_type(targets.nodes, types.offsets)
         others = dict(targets.others)
         if ENDS in others:
             others[ENDS] = in_types(others[ENDS], list(map(len, of_types)))

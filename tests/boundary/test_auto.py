@@ -34,7 +34,7 @@ from lightning_gnn_dist.boundary.auto import Pass, choose, short_name
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.homes.local_graph import Plan
 from lightning_gnn_dist.homes.parts import PartReader
-from lightning_gnn_dist.layers.reach import Neighbourhoods
+from lightning_gnn_dist.layers.choice import Neighbourhoods
 from tests.boundary.models import model, weighted_data
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE

@@ -1,21 +1,27 @@
-"""Evaluation layer by layer as Lightning runs it, and modules that do more than ask for rows: always today's rows."""
+"""Evaluation layer by layer as Lightning runs it: always today's rows, and nothing stays of it."""
 
 from __future__ import annotations
 
-import copy
-import io
-import pickle
+import gc
+import os
+import threading
+import weakref
+from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, WeightAveraging
+from lightning.pytorch.callbacks import Callback, ProgressBar, TQDMProgressBar, WeightAveraging
 from torch import Tensor, nn
-from torch_geometric.nn import GraphSAGE
+from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import Evaluation, Graph, NeighborSampler, PartitionedDataModule
+from lightning_gnn_dist import Evaluation, Graph, NeighborSampler, PartitionedDataModule, PredictionWriter
+from lightning_gnn_dist.batches.seed_batch import SeedBatch
+from lightning_gnn_dist.layers import layered_loader
 from tests.data_fitting import trainer
-from tests.layers.models import NUM_CLASSES, Ready, Sage, graph_of, uneven_data, whole_rows
+from tests.layers.models import NUM_CLASSES, Layered, Sage, graph_of, uneven_data, whole_rows
 
 DATA = uneven_data()
 TESTED = DATA.test_mask.nonzero().view(-1).tolist()
@@ -33,14 +39,9 @@ def in_batches(graph: Graph | None = None) -> PartitionedDataModule:
     return data_module(graph, evaluation=Evaluation(batch_size=2))
 
 
-class Gnn(Ready):
-    """A module around a model of PyG, whose rows a subclass computes in another way."""
-
-    def __init__(self, **options: Any) -> None:
-        torch.manual_seed(7)
-        super().__init__(GraphSAGE, 2, **options)
-        self.head = nn.Linear(NUM_CLASSES, NUM_CLASSES)
-        self.double()
+def sage() -> Any:
+    torch.manual_seed(7)
+    return Sage(2).double()
 
 
 def rows_of_test(module: Any, data: Any = None, **options: Any) -> dict[int, Tensor]:
@@ -52,133 +53,6 @@ def check(rows: dict[int, Tensor], expected: Tensor, nodes: list[int] = TESTED) 
     assert sorted(rows) == nodes
     found = torch.stack([rows[node] for node in nodes]).to(expected.dtype)
     assert torch.allclose(found, expected[nodes], rtol=0, atol=1e-12), (found - expected[nodes]).abs().max()
-
-
-def head(self: Any, batch: Any) -> Tensor:
-    return self.head(self.gnn(batch.x, batch.edge_index))[: batch.batch_size]
-
-
-def keywords(self: Any, batch: Any) -> Tensor:
-    return self.gnn(edge_index=batch.edge_index, x=batch.x)[: batch.batch_size]
-
-
-def twice(self: Any, batch: Any) -> Tensor:
-    first = self.gnn(batch.x, batch.edge_index)[: batch.batch_size]
-    return (first + self.gnn(batch.x, edge_index=batch.edge_index)[: batch.batch_size]) / 2
-
-
-def two_ways(self: Any, batch: Any) -> Tensor:
-    return (
-        self.gnn(batch.x, batch.edge_index)[: batch.batch_size]
-        - self.gnn(-batch.x, batch.edge_index)[: batch.batch_size]
-    )
-
-
-def twice_after_another(self: Any, batch: Any) -> Tensor:
-    return self.gnn(self.gnn.dropout(batch.x), batch.edge_index)[: batch.batch_size]
-
-
-def in_place(self: Any, batch: Any) -> Tensor:
-    rows = self.gnn(batch.x, batch.edge_index)
-    rows.mul_(2)
-    rows[:2] += 1
-    rows[:2] -= 1
-    return rows[: batch.batch_size]
-
-
-def changed_x(self: Any, batch: Any) -> Tensor:
-    batch.x = batch.x * 2
-    return self.gnn(batch.x, batch.edge_index)[: batch.batch_size]
-
-
-def changed_x_in_place(self: Any, batch: Any) -> Tensor:
-    batch.x.mul_(2)
-    return self.gnn(batch.x, batch.edge_index)[: batch.batch_size]
-
-
-def other_edges(self: Any, batch: Any) -> Tensor:
-    return self.gnn(batch.x, batch.edge_index[:, :0])[: batch.batch_size]
-
-
-def other_weights(self: Any, batch: Any) -> Tensor:
-    """As an average of weights kept by hand does: weights are swapped in a step, past the counter of versions."""
-    weight = self.gnn.convs[0].lin_l.weight
-    weight.data.mul_(2)
-    rows = self.gnn(batch.x, batch.edge_index)
-    weight.data.div_(2)
-    return rows[: batch.batch_size]
-
-
-def functional(self: Any, batch: Any) -> Tensor:
-    weights = {name: weight * 2 for name, weight in self.gnn.named_parameters()}
-    return torch.func.functional_call(self.gnn, weights, (batch.x, batch.edge_index))[: batch.batch_size]
-
-
-def copied(self: Any, batch: Any) -> Tensor:
-    """Copies and pickles of a model compute for themselves, whatever the model itself would answer."""
-    file = io.BytesIO()
-    torch.save(self.gnn, file)
-    loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False)
-    total = 0
-    for other in (copy.deepcopy(self.gnn), pickle.loads(pickle.dumps(self.gnn)), loaded):
-        other.convs[0].lin_l.weight.mul_(2)
-        total = total + other(batch.x, batch.edge_index)[: batch.batch_size]
-    return total / 3
-
-
-def gradients(self: Any, batch: Any) -> Tensor:
-    with torch.enable_grad():
-        rows = self.gnn(batch.x, batch.edge_index)[: batch.batch_size]
-        grad = torch.autograd.grad(rows.sum(), self.gnn.convs[-1].lin_l.bias)[0]
-    return rows + 0 * grad.sum() if grad.abs().sum() > 0 else 0 * rows
-
-
-USES = {use.__name__: use for use in (head, keywords, twice, two_ways, twice_after_another, in_place, changed_x)}
-USES |= {use.__name__: use for use in (changed_x_in_place, other_edges, other_weights, functional, copied, gradients)}
-
-
-def expected_of(use: str, module: Any) -> Tensor:
-    x, edges, gnn = DATA.x, DATA.edge_index, module.gnn
-    if use in ("other_weights", "functional", "copied"):
-        gnn = copy.deepcopy(gnn)
-        for name, weight in gnn.named_parameters():
-            if use == "functional" or name == "convs.0.lin_l.weight":
-                weight.data.mul_(2)
-    rows = gnn(x, edges)
-    return {
-        "head": lambda: module.head(rows),
-        "two_ways": lambda: rows - gnn(-x, edges),
-        "in_place": lambda: 2 * rows,
-        "changed_x": lambda: gnn(2 * x, edges),
-        "changed_x_in_place": lambda: gnn(2 * x, edges),
-        "other_edges": lambda: gnn(x, edges[:, :0]),
-    }.get(use, lambda: rows)()
-
-
-@pytest.mark.parametrize("use", USES)
-def test_rows_are_those_that_the_module_would_compute(use):
-    module = type("Module", (Gnn,), {"forward": USES[use]})()
-    rows = rows_of_test(module, inference_mode=use != "gradients")
-    assert module.kinds == {"SeedBatch"}
-    with torch.no_grad():
-        check(rows, expected_of(use, module.eval()))
-    assert "forward" not in module.gnn.__dict__
-
-
-def test_a_model_whose_rows_are_never_asked_for_is_passed_once(informed):
-    module = type("Module", (Gnn,), {"forward": head})()
-    kinds = []
-
-    class Note(Callback):
-        def on_validation_batch_start(self, trainer: Any, module: Any, batch: Any, *_: Any) -> None:
-            kinds.append(type(batch).__name__)
-
-    trainer(1, max_epochs=3, callbacks=[Note()]).fit(module, in_batches())
-    assert "".join(informed).count("nobody asked for them") == 1
-    assert kinds == ["SeedBatch"] * 6 + ["SampledData"] * 12
-    module.eval()
-    with torch.no_grad():
-        check(module.rows, module.head(module.gnn(DATA.x, DATA.edge_index)), VALIDATED)
 
 
 class Watch(Callback):
@@ -205,23 +79,27 @@ class Watch(Callback):
         self.patched.append([name for name, child in children if "forward" in child.__dict__])
 
 
-@pytest.mark.parametrize("made", [lambda: Sage(2), Gnn], ids=["layers", "PyG"])
-@pytest.mark.parametrize(
-    ("options", "times"),
-    [
-        ({}, 3 * 11),
-        ({"num_sanity_val_steps": 1, "limit_val_batches": 1}, 4 * 1),
-        ({"num_sanity_val_steps": 2, "val_check_interval": 2}, 3 + 3 * 3 * 11),
-        ({"limit_val_batches": 0.5, "check_val_every_n_epoch": 3}, 5),
-    ],
-    ids=str,
-)
-def test_every_validation_of_a_fit_sees_the_weights_of_its_time(made, options, times):
+def watched(made: Any, **options: Any) -> int:
+    """Fit a module in three epochs; return how many rows of validations were seen to be those of the whole graph."""
     watch, module = Watch(), made().double()
-    trainer(1, max_epochs=3, callbacks=[watch], **options).fit(module, in_batches())
-    assert watch.checked == times
+    callbacks = [*options.pop("callbacks", ()), watch]
+    trainer(1, max_epochs=3, callbacks=callbacks, **options).fit(module, in_batches())
     assert module.kinds == {"SeedBatch"}
     assert watch.patched and not any(watch.patched)
+    return watch.checked
+
+
+TIMES: list[tuple[dict[str, Any], int]] = [
+    ({}, 3 * 11),
+    ({"num_sanity_val_steps": 1, "limit_val_batches": 1}, 4 * 1),
+    ({"num_sanity_val_steps": 2, "val_check_interval": 2}, 3 + 3 * 3 * 11),
+    ({"limit_val_batches": 0.5, "check_val_every_n_epoch": 3}, 5),
+]
+
+
+@pytest.mark.parametrize(("options", "times"), TIMES, ids=str)
+def test_every_validation_of_a_fit_sees_the_weights_of_its_time(options: dict[str, Any], times: int) -> None:
+    assert watched(sage, **options) == times
 
 
 class Average(WeightAveraging):
@@ -232,10 +110,173 @@ class Average(WeightAveraging):
         return step_idx is not None
 
 
-@pytest.mark.parametrize("made", [lambda: Sage(2), Gnn], ids=["layers", "PyG"])
-def test_averaged_weights_are_evaluated(made):
-    watch, module = Watch(), made().double()
-    trainer(1, max_epochs=3, num_sanity_val_steps=1, callbacks=[Average(), watch]).fit(module, in_batches())
-    assert watch.checked == 3 * 11 + 1
+def test_averaged_weights_are_evaluated() -> None:
+    assert watched(sage, num_sanity_val_steps=1, callbacks=[Average()]) == 3 * 11 + 1
+
+
+@pytest.mark.filterwarnings("ignore:You have overridden `on_after_batch_transfer`")
+@pytest.mark.parametrize("where", ["module", "data module"])
+def test_hooks_of_batches_hold_for_layers_too(where):
+    def changed(self: Any, batch: Any, dataloader_idx: int) -> Any:
+        batch.more = 2.0
+        return batch
+
+    class More(Sage):
+        def layers(self) -> Any:
+            first, last = super().layers()
+            return [lambda batch: first(batch) * batch.more, last]
+
+    hook = {"on_after_batch_transfer": changed}
+    data, module = in_batches(), More(2).double()
+    if where == "module":
+        module.__class__ = type("Hooked", (More,), hook)
+    else:
+        data.__class__ = type("Hooked", (PartitionedDataModule,), hook)
+    rows_of_test(module, data)
+    assert module.kinds == {"SampledData"}
+
+
+def works_after_an_exception(made: Any) -> None:
+    class Broken(RuntimeError):
+        pass
+
+    module, data, run, kept = made(), in_batches(), trainer(1), []
+    step = type(module).test_step
+
+    def broken(batch: Any) -> None:
+        raise Broken
+
+    module.test_step = broken
+    try:
+        run.test(module, data, verbose=False)
+    except Broken as error:
+        kept.append(error)  # with all its frames
+    del module.test_step
+    assert type(module).test_step is step
+    check(rows_of_test(module, data), whole_rows(module, DATA))
+    run.test(module, data, verbose=False)
+    kept.clear()
+    gc.collect()
+    assert not any("forward" in child.__dict__ for child in module.modules())
+    check(rows_of_test(module, data), whole_rows(module, DATA))
+
+
+def predicts_the_rows_of_the_whole_graph(made: Any, folder: Path) -> None:
+    class Predicts(type(made())):  # type: ignore[misc]
+        def predict_step(self, batch: Any) -> Tensor:
+            self.kinds.add(type(batch).__name__)
+            return self(batch)
+
+    module = made()
+    module.__class__ = Predicts
+    expected = whole_rows(module, DATA)
+    writer = PredictionWriter(folder / "rows.npy")
+    found = trainer(1).predict(module, in_batches())
+    assert torch.allclose(torch.cat(found), expected, rtol=0, atol=1e-12)
+    trainer(1, callbacks=[writer]).predict(module, in_batches(), return_predictions=False)
+    assert np.allclose(np.load(folder / "rows.npy"), expected.numpy(), rtol=0, atol=1e-6)
     assert module.kinds == {"SeedBatch"}
-    assert not any(watch.patched)
+
+
+def test_nodes_without_features():
+    class Embedded(Layered):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = nn.Embedding(DATA.num_nodes, 4)
+            self.convs = nn.ModuleList([SAGEConv(4, 4), SAGEConv(4, NUM_CLASSES)])
+
+        def layers(self) -> Any:
+            return [
+                lambda batch: self.convs[0](self.table(batch.n_id), batch.edge_index).relu(),
+                lambda batch: self.convs[1](batch.x, batch.edge_index),
+            ]
+
+    torch.manual_seed(0)
+    module, data = Embedded().double(), DATA.clone()
+    del data.x
+    whole = in_batches(graph_of(data))
+    rows = rows_of_test(module, whole)
+    assert module.kinds == {"SeedBatch"}
+    with torch.no_grad():
+        h = module.convs[0](module.table.weight, DATA.edge_index).relu()
+        check(rows, module.convs[1](h, DATA.edge_index))
+
+
+def computes_in_mixed_precision(made: Any) -> None:
+    data = DATA.clone()
+    data.x = data.x.float()
+    torch.manual_seed(0)
+    module = made()
+    whole = in_batches(graph_of(data))
+    rows = rows_of_test(module, whole, precision="bf16-mixed")
+    assert module.kinds == {"SeedBatch"}
+    assert {row.dtype for row in rows.values()} == {torch.bfloat16}
+    expected = module.eval().whole(data.x, DATA.edge_index).detach()
+    assert torch.allclose(torch.stack([rows[node] for node in TESTED]).float(), expected[TESTED], atol=0.05)
+
+
+def test_after_an_exception_everything_works_again() -> None:
+    works_after_an_exception(sage)
+
+
+def test_predictions_are_those_of_the_whole_graph(tmp_path: Path) -> None:
+    predicts_the_rows_of_the_whole_graph(sage, tmp_path)
+
+
+def test_mixed_precision() -> None:
+    computes_in_mixed_precision(lambda: Sage(2))
+
+
+class OwnBar(ProgressBar):
+    """Another bar than Lightning's own one, such as the one of rich."""
+
+
+@pytest.mark.parametrize(("bar", "seconds"), [(TQDMProgressBar, 0.0), (TQDMProgressBar, 600.0), (OwnBar, 0.0)])
+def test_a_bar_shows_a_long_pass_beside_no_bar_of_another_kind(bar, seconds, capfd, monkeypatch):
+    monkeypatch.setattr(layered_loader, "_SECONDS_UNSEEN", seconds)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+    pl.Trainer(accelerator="cpu", callbacks=[bar()], **quiet).test(sage(), in_batches(), verbose=False)
+    shown = capfd.readouterr()
+    lines = [line for line in (shown.out + shown.err).replace("\r", "\n").split("\n") if "Layers" in line]
+    assert all("rows" in line for line in lines)
+    assert bool(lines) == (bar is TQDMProgressBar and not seconds)
+
+
+def test_nothing_stays_of_many_evaluations(tmp_path):
+    graph_of(DATA).save(tmp_path / "graph")
+    module, run = sage(), trainer(1)
+    evaluation = Evaluation(batch_size=2, bytes=16 << 20)
+    data = data_module(evaluation=evaluation)
+    run.test(module, data, verbose=False)
+    gc.collect()
+    handles, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    files = sorted(Path(tmp_path).rglob("*"))
+    for _ in range(8):
+        run.test(module, data, verbose=False)
+    assert len(os.listdir("/proc/self/fd")) <= handles and threading.active_count() <= threads
+    assert sorted(Path(tmp_path).rglob("*")) == files
+
+
+def test_rows_are_gone_with_the_last_batch():
+    tables: list[Any] = []
+
+    class Notes(Sage):
+        def test_step(self, batch: Any) -> None:
+            super().test_step(batch)
+            tables.append(weakref.ref(batch.neighbourhood))
+
+        def on_test_epoch_end(self) -> None:
+            self.alive = [table() is not None for table in tables[:-1]]
+
+    module = Notes(2).double()
+    trainer(1, limit_test_batches=3).test(module, in_batches(), verbose=False)
+    assert module.alive == [False, False]
+
+
+def test_a_loader_that_is_read_outside_of_an_evaluation_makes_no_pass():
+    module, data, run = sage(), in_batches(), trainer(1)
+    run.test(module, data, verbose=False)
+    data.setup("test")
+    batches = list(data.test_dataloader())
+    assert not any(isinstance(batch, SeedBatch) for batch in batches)
+    data.teardown("test")

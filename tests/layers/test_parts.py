@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import Graph
-from lightning_gnn_dist.graph.storage.mapped import all_maps
-from lightning_gnn_dist.layers import budget as memory
-from lightning_gnn_dist.layers import whole_nodes
 from lightning_gnn_dist.layers.budget import LEAST_BYTES, Host, budget
-from lightning_gnn_dist.layers.choice import Counter, Evaluated
-from lightning_gnn_dist.layers.layer_pass import LayerPass
-from lightning_gnn_dist.layers.reach import Neighbourhoods
-from lightning_gnn_dist.layers.row_table import Room, RowTable
-from lightning_gnn_dist.layers.whole_nodes import WholeNodes
+from lightning_gnn_dist.layers.choice import Counter, Evaluated, Neighbourhoods
+from lightning_gnn_dist.layers.layer_pass import RamPass, Work
+from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.wire import memory as of_hosts
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.memory import free_bytes, ranks_here
-from tests.layers.models import Appnp, Sage, graph_of, uneven_data, whole_rows
+from tests.layers.models import Sage, graph_of, uneven_data, whole_rows
 
 CPU = torch.device("cpu")
 DATA = uneven_data()
@@ -85,72 +78,22 @@ def test_a_batch_that_fits_keeps_to_the_budget():
             assert max(counter.bytes_of(each.nodes[-1], each.edges[-1]) for each in reached) <= num_bytes
 
 
-@pytest.mark.parametrize("most_bytes", [0, 1 << 30], ids=["file", "RAM"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("shape", [(3,), (2, 3), ()], ids=str)
-@pytest.mark.parametrize("ids", [range(5, 25), range(1, 60, 3)], ids=["range", "some"])
-def test_a_table_gives_the_rows_that_it_got(most_bytes, dtype, shape, ids, tmp_path):
-    nodes = torch.tensor(ids)
-    rows = torch.randn(len(nodes), *shape).to(dtype)
-    table = RowTable(nodes, rows, Room(most_bytes, tmp_path))
-    assert table.is_file == (most_bytes == 0)
-    assert list(tmp_path.rglob("*")) == []
-    for part in torch.randperm(len(nodes)).split(6):
-        table.write(nodes[part], rows[part])
-    order = torch.randperm(len(nodes)).repeat(2)
-    found = table.take(nodes[order])
-    assert found.dtype == dtype
-    assert found.equal(rows[order])
-    assert table.take(nodes[:0]).shape == (0, *shape)
-
-
-def rows_of(layers: Any, seeds: Tensor, budget_bytes: int, folder: Path | None = None, graph: Graph = GRAPH) -> Tensor:
-    nodes = WholeNodes(graph, seeds, layers, 1, budget_bytes)
-    work = LayerPass(nodes, open_channel(1), CPU, budget_bytes, folder)
+def rows_of(layers: Any, seeds: Tensor, budget_bytes: int = 1 << 30) -> Tensor:
+    model, how = ModelLayers(torch.nn.Identity(), layers, None), Work(CPU, None, True, budget_bytes)
+    work = RamPass(GRAPH, seeds, seeds, model, open_channel(1), how)
     with torch.no_grad():
-        return work.rows(layers, work.plan(seeds, len(layers))).take([seeds])[0]
+        return work.rows(layers, lambda _: None).take([seeds])[0]
 
 
-@pytest.mark.parametrize("budget_bytes", [1, 3_000, 20_000, 1 << 30])
-def test_many_small_batches_make_the_rows_of_one(budget_bytes, tmp_path):
+@pytest.mark.parametrize("budget_bytes", [1, 30_000, 200_000, 1 << 30])
+def test_many_small_batches_make_the_rows_of_one(budget_bytes):
     module, sizes = Sage(3).double(), []
     expected = whole_rows(module, DATA)
     layers = [lambda batch, layer=layer: sizes.append(batch.batch_size) or layer(batch) for layer in module.layers()]
     seeds = DATA.test_mask.nonzero().view(-1)
-    assert torch.allclose(rows_of(layers, seeds, budget_bytes, tmp_path), expected[seeds], rtol=0, atol=1e-12)
+    assert torch.allclose(rows_of(layers, seeds, budget_bytes), expected[seeds], rtol=0, atol=1e-12)
     assert (len(sizes) == 3) == (budget_bytes == 1 << 30)
     assert (set(sizes) == {1}) == (budget_bytes == 1)
-    assert list(tmp_path.rglob("*")) == []
-
-
-def test_a_graph_in_files_is_read_without_keeping_its_pages(tmp_path, monkeypatch):
-    GRAPH.save(tmp_path / "graph")
-    graph, module, looks = Graph.open(tmp_path / "graph"), Appnp(3).double(), []
-    monkeypatch.setattr(whole_nodes, "all_maps", lambda: looks.append(1) or all_maps())
-    expected, seeds = whole_rows(module, DATA), DATA.test_mask.nonzero().view(-1)
-    rows = rows_of(module.layers(), seeds, 3_000, tmp_path, graph)
-    assert torch.allclose(rows, expected[seeds], rtol=0, atol=1e-12)
-    assert looks == [1]
-
-
-@pytest.mark.parametrize(
-    "error", [torch.OutOfMemoryError("CUDA"), MemoryError(), RuntimeError("can't allocate memory:")]
-)
-def test_a_batch_that_finds_no_memory_is_halved(error):
-    module, sizes = Sage(2).double(), []
-    expected, (first, last) = whole_rows(module, DATA), module.layers()
-
-    def short(batch: Any) -> Tensor:
-        sizes.append(batch.batch_size)
-        if batch.batch_size > 20:
-            raise error
-        return first(batch)
-
-    seeds = DATA.test_mask.nonzero().view(-1)
-    assert torch.allclose(rows_of([short, last], seeds, 1 << 30), expected[seeds], rtol=0, atol=1e-12)
-    assert len(sizes) > 3 and sizes[0] > 20
-    with pytest.raises(type(error)):
-        rows_of([short, lambda batch: (_ for _ in ()).throw(error)], seeds, 1 << 30)
 
 
 def test_other_errors_of_a_layer_are_raised_at_once():
@@ -161,7 +104,7 @@ def test_other_errors_of_a_layer_are_raised_at_once():
         raise RuntimeError("shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="shapes cannot"):
-        rows_of([broken], torch.arange(90), 1 << 30)
+        rows_of([broken], torch.arange(90))
     assert len(calls) == 1
 
 
@@ -175,44 +118,18 @@ def test_other_errors_of_a_layer_are_raised_at_once():
 )
 def test_what_is_no_row_for_each_seed_is_refused(made, got):
     with pytest.raises(TypeError, match=f"Layer 0 of layers\\(\\) returned {got} for a batch"):
-        rows_of([made], torch.arange(90), 1 << 30)
+        rows_of([made], torch.arange(90))
 
 
 def test_rows_of_a_type_that_ranks_cannot_name_are_refused():
     with pytest.raises(
         TypeError, match=r"Layer 0 of layers\(\) returned rows of torch\.complex64, and may return torch\.float32, "
     ):
-        rows_of([lambda batch: batch.x[: batch.batch_size].to(torch.complex64)], torch.arange(90), 1 << 30)
+        rows_of([lambda batch: batch.x[: batch.batch_size].to(torch.complex64)], torch.arange(90))
 
 
 def test_rows_of_whole_numbers():
-    assert rows_of([lambda batch: batch.n_id[: batch.batch_size] * 2], torch.arange(90), 1 << 30).equal(
-        2 * torch.arange(90)
-    )
-
-
-def test_what_was_kept_of_large_batches_is_no_part_of_small_ones(monkeypatch):
-    held = 0
-    monkeypatch.setattr(memory, "held_bytes", lambda: held)
-    monkeypatch.setattr(memory, "peak_bytes", lambda: held)
-    monkeypatch.setattr(memory, "reset_peak", lambda: True)
-    forecast = memory.Forecast(100e6)
-
-    def next_after(foreseen: float, taken: int) -> float:
-        nonlocal held
-        forecast.begin()
-        held = max(held, taken)  # an allocator that gives nothing back
-        forecast.end(foreseen, 0)
-        return forecast.allowed
-
-    assert forecast.allowed == 25e6
-    assert next_after(25e6, 50_000_000) == 50e6, "it took twice what was foreseen"
-    assert next_after(50e6, 100_000_000) == 50e6
-    assert next_after(5e6, 10_000_000) == 50e6, "the rest of a layer"
-    fitting = next_after(50e6, 150_000_000)
-    assert fitting == pytest.approx(100e6 / 3), "a layer that takes three times what is foreseen"
-    assert next_after(fitting, 100_000_000) == fitting
-    assert next_after(5e6, 15_000_000) == fitting
+    assert rows_of([lambda batch: batch.n_id[: batch.batch_size] * 2], torch.arange(90)).equal(2 * torch.arange(90))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.nn import GraphSAGE
 
 from lightning_gnn_dist import (
     Evaluation,
@@ -25,18 +24,15 @@ from lightning_gnn_dist import (
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
-    save_shards,
-    through_layers,
 )
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, plain_ddp
-from tests.extensions.links.test_link_datamodule import FEATURES, module_of, small_split
 from tests.layers.models import MODELS, Ready, Sage, graph_of, model, uneven_data, whole_rows
-from tests.layers.test_lightning import DATA, VALIDATED, Average, Gnn, Watch
-from tests.link_model import LinkSAGE
+from tests.layers.test_lightning import DATA, VALIDATED, Average, Watch
 from tests.ranks import RankError, run_ranks
 
+OWN = [name for name in MODELS if not name.startswith("PyG")]  # which say what their layers are
 SLOW = {"GAT", "PyG GAT", "PyG GIN", "PyG JK"}  # tried with several ranks in the slow tests alone
 Found = list[tuple[float, dict[int, Tensor], set[str]]]
 
@@ -74,13 +70,13 @@ def check(cases: list[tuple[str, int]], of_ranks: list[Found]) -> None:
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_rows_are_those_of_the_whole_graph(world_size: int) -> None:
-    check_models(world_size, [(name, 3) for name in MODELS if world_size == 1 or name not in SLOW])
+    check_models(world_size, [(name, 3) for name in OWN if world_size == 1 or name not in SLOW])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_rows_of_every_model(world_size: int) -> None:
-    check_models(world_size, [(name, num_layers) for name in MODELS for num_layers in (2, 4)])
+    check_models(world_size, [(name, num_layers) for name in OWN for num_layers in (2, 4)])
 
 
 def check_models(world_size: int, cases: list[tuple[str, int]]) -> None:
@@ -93,20 +89,8 @@ def check_models(world_size: int, cases: list[tuple[str, int]]) -> None:
 @pytest.mark.parametrize("world_size", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_rows_of_a_graph_in_files(world_size: int, tmp_path: Path) -> None:
     graph_of(uneven_data()).save(tmp_path / "graph")
-    cases = [("SAGE", 3), ("PyG GCN", 2), ("APPNP", 3)]
+    cases = [("SAGE", 3), ("APPNP", 3)]
     check(cases, run_ranks(evaluate, world_size, str(tmp_path / "graph"), "files", cases))
-
-
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_rows_of_shards(world_size: int, tmp_path: Path) -> None:
-    graph = graph_of(uneven_data())
-    save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "shards")
-    depths = (3,) if world_size == 2 else (2, 4)
-    names = [name for name in MODELS if name != "GraphNorm" and (world_size > 2 or name not in SLOW)]
-    cases = [(name, num_layers) for name in names for num_layers in depths]
-    found = run_ranks(evaluate, world_size, str(tmp_path / "shards"), "shards", cases)
-    check(cases, found)
-    assert all(kinds == {"SeedBatch"} for _, _, kinds in found[0])
 
 
 LONG: dict[str, Any] = {"launch": Launch(timeout=timedelta(minutes=10))}  # who waits so long does not finish in time
@@ -135,28 +119,28 @@ class WatchMetrics(Watch):
             self.metrics += 1
 
 
-def fits(rank: int, world_size: int) -> list[Any]:
+def fits(rank: int, world_size: int, made: Any) -> list[Any]:
     found = []
     for strategy in (LLCGStrategy(EverySteps(3), **PATIENCE), GrappaStrategy(**PATIENCE)):
-        for made in (lambda: Sage(2).double(), lambda: Ready(GraphSAGE, 2).double()):
-            torch.manual_seed(0)  # weights that are averaged are copied before ranks have made theirs equal
-            watch, module = WatchMetrics(), made()
-            average = [Average()] if isinstance(strategy, GrappaStrategy) and isinstance(module, Ready) else []
-            run = trainer(world_size, copy.deepcopy(strategy), callbacks=[*average, watch], num_sanity_val_steps=1)
-            run.fit(module, data_of())
-            found.append(
-                (
-                    watch.checked,
-                    watch.metrics,
-                    module.kinds,
-                    sorted({name for names in watch.patched for name in names}),
-                )
-            )
+        torch.manual_seed(0)  # weights that are averaged are copied before ranks have made theirs equal
+        watch, module = WatchMetrics(), made()
+        average = [Average()] if isinstance(strategy, GrappaStrategy) and isinstance(module, Ready) else []
+        run = trainer(world_size, copy.deepcopy(strategy), callbacks=[*average, watch], num_sanity_val_steps=1)
+        run.fit(module, data_of())
+        patched = sorted({name for names in watch.patched for name in names})
+        found.append((watch.checked, watch.metrics, module.kinds, patched))
     return found
 
 
+def two_layers() -> Any:
+    return Sage(2).double()
+
+
 def test_fits_validate_the_weights_of_their_time() -> None:
-    found = run_ranks(fits, 2)
+    check_fits(run_ranks(fits, 2, two_layers))
+
+
+def check_fits(found: list[Any]) -> None:
     for of_ranks in zip(*found, strict=True):
         assert sum(checked for checked, *_ in of_ranks) == 2 * 11 + 3
         assert [metrics for _, metrics, *_ in of_ranks] == [2, 2]
@@ -186,64 +170,11 @@ def test_ranks_with_unequal_models_evaluate_each_its_own() -> None:
     assert run_ranks(unequal, 2) == [["SeedBatch", "SampledData", "SeedBatch"]] * 2
 
 
-class Links(LinkSAGE):
-    """Ranks links by embeddings of layers; with ``blocks`` by those of sampled neighbourhoods, as it always was."""
-
-    def __init__(self, by_layers: bool) -> None:
-        torch.manual_seed(0)
-        super().__init__(FEATURES)
-        self.by_layers = by_layers
-        self.kinds: set[str] = set()
-
-    def layers(self) -> Any:
-        def layer(batch: Any, is_last: bool) -> Tensor:
-            (block,) = batch.blocks
-            x = self.convs[is_last]((batch.x, batch.x[: block.num_dst]), block.adj)
-            return x if is_last else x.relu()
-
-        return [lambda batch: layer(batch, False), lambda batch: layer(batch, True)]
-
-    def forward(self, batch: Any) -> Tensor:
-        self.kinds.add(type(batch).__name__)
-        if not self.by_layers:
-            return super().forward(batch)
-        x, (sender, receiver) = through_layers(self, batch), batch.edge_label_index
-        scores: Tensor = self.decoder(x[sender] * x[receiver]).squeeze(1)
-        return scores
-
-    def validation_step(self, batch: Any) -> None:
-        self.ranking.update(self(batch), batch.edge_label)
-        self.log_dict(dict(self.ranking), batch_size=int(batch.edge_label.sum()))
-
-    test_step = validation_step
-
-
-def rank_links(rank: int, world_size: int) -> list[Any]:
-    strategy: Any = GrappaStrategy(**PATIENCE) if world_size > 1 else "auto"
-    found = []
-    for by_layers in (False, True):
-        module = Links(by_layers)
-        data = module_of(small_split(), evaluation=Evaluation(batch_size=5))
-        (metrics,) = trainer(world_size, copy.deepcopy(strategy)).test(module, data, verbose=False)
-        found.append((metrics, module.kinds))
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_links_rank_as_before(world_size: int) -> None:
-    expected = rank_links(0, 1)[0][0]
-    for (before, _), (metrics, kinds) in run_ranks(rank_links, world_size) if world_size > 1 else [rank_links(0, 1)]:
-        assert before == pytest.approx(expected, abs=1e-6)
-        assert metrics == pytest.approx(expected, abs=1e-6)
-        assert kinds == {"SeedBatch"}
-
-
 def corners(rank: int, world_size: int) -> None:
     def ddp() -> Any:
         return trainer(world_size, plain_ddp(process_group_backend="gloo"))
 
-    for module in (Sage(2).double(), Gnn()):  # DDP of Lightning itself, one node for each rank
+    for module in (Sage(2).double(),):  # DDP of Lightning itself, one node for each rank
         few = DATA.clone()
         few.test_mask = torch.zeros_like(DATA.test_mask).index_fill(0, torch.tensor([3, 88]), True)
         run = ddp()
@@ -270,19 +201,17 @@ def test_few_nodes_and_many_evaluations_of_plain_ddp() -> None:
 def never_asked(rank: int, world_size: int) -> list[str]:
     """A module that uses its model in another way, and one of whose ranks looks at the edges of a batch."""
 
-    class Other(Gnn):
+    class Other(Sage):
         def forward(self, batch: Any) -> Tensor:
             if rank == 0 and isinstance(batch, SeedBatch):
                 assert batch.edge_index.shape[1]
-            return self.head(self.gnn(batch.x, batch.edge_index))[: batch.batch_size]
+            return self.whole(batch.x, batch.edge_index)[: batch.batch_size]
 
-    module = Other()
-    kinds: list[str] = []
+    module = Other(2).double()
     run, data = trainer(world_size, GrappaStrategy(**PATIENCE)), data_of()
     run.fit(module, data)
     kinds = sorted(module.kinds)
-    with torch.no_grad():
-        expected = module.eval().head(module.gnn(DATA.x, DATA.edge_index))
+    expected = whole_rows(module, DATA)
     assert all(torch.allclose(row, expected[node], atol=1e-12) for node, row in module.rows.items())
     return kinds
 

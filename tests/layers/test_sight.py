@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -13,7 +12,6 @@ from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import (
     APPNP,
-    GCN,
     ARMAConv,
     ChebConv,
     GATConv,
@@ -35,18 +33,13 @@ from torch_geometric.utils import degree
 
 from lightning_gnn_dist import (
     Evaluation,
-    Graph,
     GrappaStrategy,
-    LinkDataModule,
     Loading,
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
     communities,
-    save_shards,
-    split_edges,
 )
-from lightning_gnn_dist.extensions.ready_made.layers import on_blocks
 from lightning_gnn_dist.layers.exactness import check_depth, hops_of_evaluation
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
@@ -166,18 +159,6 @@ class Net(Judged):
         return self(batch)
 
 
-class OnBlocks(Judged):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gnn = GCN(NUM_FEATURES, WIDTH, 2, NUM_CLASSES)
-
-    def forward(self, batch: Any) -> Tensor:
-        return on_blocks(self.gnn, batch)
-
-    def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.gnn(x, edge_index)
-
-
 class HalfOnBlocks(Net):
     """Reads the batch's blocks beside a layer that counts degrees."""
 
@@ -200,7 +181,6 @@ EXACT: dict[str, tuple[int, Any]] = {
     "GCN 2": (2, lambda: Net(GCNConv(F, W), nn.ReLU(), GCNConv(W, C))),
     "GCN 3": (3, lambda: Net(GCNConv(F, W), nn.ReLU(), GCNConv(W, W), GCNConv(W, C))),
     "GCN by hand": (2, lambda: Net(ByHand(F, W), nn.ReLU(), ByHand(W, C))),
-    "GCN on blocks": (2, OnBlocks),
     "blocks": (2, HalfOnBlocks),
     "SGC": (2, lambda: Net(SGConv(F, C, K=2))),
     "SGC twice": (2, lambda: Net(SGConv(F, W, K=2), SGConv(W, C, K=3))),
@@ -255,31 +235,14 @@ def evaluate(rank: int, world_size: int, cases: list[tuple[str, str | None]]) ->
     return found
 
 
-def test_rows_of_two_ranks(tmp_path: Path) -> None:
-    graph = graph_of(sparse_data())
-    save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "shards")
-    cases = [(name, where) for name in ("GCN 2", "APPNP") for where in (None, str(tmp_path / "shards"))]
+def test_rows_of_two_ranks() -> None:
+    check_ranks([(name, None) for name in ("GCN 2", "APPNP")])
+
+
+def check_ranks(cases: list[tuple[str, str | None]]) -> None:
     for of_rank in run_ranks(evaluate, 2, cases):
         for (name, _), rows in zip(cases, of_rank, strict=True):
             check(name, rows)
-
-
-def test_rows_of_held_links() -> None:
-    class Embeds(Net):
-        def test_step(self, batch: Any) -> None:
-            self.rows |= dict(zip(batch.n_id[: batch.batch_size].tolist(), self(batch).detach(), strict=True))
-
-    torch.manual_seed(1)
-    module = Embeds(GCNConv(F, W), GCNConv(W, C)).double()
-    split = split_edges(Graph.from_pyg(sparse_data()), val=0.1, test=0.1, seed=0)
-    data = LinkDataModule(split, sampler=NeighborSampler([3, 3]), batch_size=5, evaluation=Evaluation(batch_size=5))
-    trainer(1).test(module, data, verbose=False)
-    senders = split.graph.indices.long()
-    receivers = torch.arange(NUM_NODES).repeat_interleave(split.graph.degrees())
-    with torch.no_grad():
-        expected = module.whole(split.graph.node_arrays["x"], torch.stack([senders, receivers]))
-    assert module.rows
-    assert all(torch.allclose(row, expected[node], rtol=0, atol=1e-12) for node, row in module.rows.items())
 
 
 def test_rows_of_a_typed_graph() -> None:

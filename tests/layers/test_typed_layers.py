@@ -11,27 +11,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import (
     Evaluation,
     Graph,
-    History,
-    LinkDataModule,
     NeighborSampler,
-    Partition,
     PartitionedDataModule,
     PredictionWriter,
-    RandomPartitioner,
     WholePartSampler,
-    predict_by_layer,
-    save_shards,
-    split_edges,
     through_layers,
 )
 from tests.data_fitting import trainer
-from tests.graph.parted import in_order_of_shards
-from tests.layers.typed_model import ByLayers, OfLinks, some_data
+from tests.layers.typed_model import ByLayers, some_data
 from tests.ranks import RankError, run_ranks
 
 CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-12}
@@ -67,28 +58,6 @@ def test_rows_of_a_whole_graph_of_pyg_are_by_type() -> None:
         torch.testing.assert_close(found[kind], rows, **CLOSE)
 
 
-def predicted(rank: int, world_size: int, where: Any, folder: Path, budget_bytes: int, kind: str) -> None:
-    graph = Graph.open(where) if isinstance(where, Path) and (where / "meta.json").exists() else where
-    run, budget = trainer(world_size, **EXACT), {"budget_bytes": budget_bytes}
-    predict_by_layer(run, model(3), graph, folder / f"{kind}.npy", seed_type=kind, **budget)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("num_ranks", "place"),
-    [pytest.param(1, "RAM", marks=pytest.mark.slow), pytest.param(2, "files", marks=pytest.mark.slow), (4, "shards")],
-)
-def test_all_nodes_of_a_type_are_predicted(num_ranks: int, place: str, tmp_path: Path) -> None:
-    where: Any = graph_of()
-    if place != "RAM":
-        where.save(tmp_path / "graph")
-        save_shards(where, RandomPartitioner()(where, 2, seed=0), tmp_path / "shards")
-        where = tmp_path / {"files": "graph", "shards": "shards"}[place]
-    for kind in ("paper", "word"):
-        run_ranks(predicted, num_ranks, where, tmp_path, 16 << 20, kind)
-        rows = torch.from_numpy(np.load(tmp_path / f"{kind}.npy"))
-        torch.testing.assert_close(rows, model(3).whole(DATA)[kind], **CLOSE)
-
-
 def evaluated(rank: int, world_size: int, where: Any, folder: Path) -> tuple[float, list[dict[str, int]]]:
     data = PartitionedDataModule(where, sampler=NeighborSampler([4, 4]), batch_size=15, seed=0)
     module, run = model(), trainer(world_size, **EXACT)
@@ -99,49 +68,20 @@ def evaluated(rank: int, world_size: int, where: Any, folder: Path) -> tuple[flo
     return metrics["test_loss"], called
 
 
-@pytest.mark.parametrize(("num_ranks", "place"), [(1, "RAM"), (2, "RAM"), (2, "shards")])
-def test_an_evaluation_computes_each_layer_once(num_ranks: int, place: str, tmp_path: Path) -> None:
-    where, graph = graph_of(), graph_of()
-    owner = Partition((torch.arange(graph.num_nodes) % 5 < 2).int(), 2)
-    if place == "shards":
-        save_shards(graph, owner, tmp_path / "shards")
-        where = tmp_path / "shards"  # type: ignore[assignment]
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_an_evaluation_computes_each_layer_once(num_ranks: int, tmp_path: Path) -> None:
+    check_evaluation(num_ranks, graph_of(), tmp_path, DATA["paper"].test_mask.nonzero().view(-1))
+
+
+def check_evaluation(num_ranks: int, where: Any, folder: Path, order: Tensor) -> None:
+    """``order`` has the tested papers in the order of the file's rows."""
     papers, expected = DATA["paper"], model().whole(DATA)["paper"].detach()
     loss = F.cross_entropy(expected[papers.test_mask], papers.y[papers.test_mask], reduction="sum")
-    results = run_ranks(evaluated, num_ranks, where, tmp_path)
-    for found, called in results:
+    for found, called in run_ranks(evaluated, num_ranks, where, folder):
         assert found == pytest.approx(float(loss), rel=1e-6)  # Lightning keeps 32 bits
         assert len(called) <= 3  # one look before the two layers, of all of this rank's seeds together
-    rows = torch.from_numpy(np.load(tmp_path / "rows.npy"))
-    order = papers.test_mask.nonzero().view(-1)
-    if place == "shards":
-        order = in_order_of_shards(graph, owner).types.node_arrays["paper"]["n_id"]
-        order = order[papers.test_mask[order]]
+    rows = torch.from_numpy(np.load(folder / "rows.npy"))
     torch.testing.assert_close(rows[: len(order)] if len(rows) == len(order) else rows[order], expected[order], **CLOSE)
-
-
-def of_links(rank: int, world_size: int, split: Any) -> tuple[float, int]:
-    data = LinkDataModule(split, sampler=NeighborSampler([4, 4]), batch_size=15, seed=0)
-    module = model(2, OfLinks)
-    (metrics,) = trainer(world_size, **EXACT).test(module, data, verbose=False)
-    return metrics["test_loss"], len(module.called)
-
-
-@pytest.mark.parametrize("place", ["RAM", "shards"])
-def test_an_evaluation_of_links_asks_for_rows_of_both_types(place: str, tmp_path: Path) -> None:
-    split: Any = split_edges(graph_of(), edge_type=OfLinks.asked, seed=0)
-    rows = model(2, OfLinks).whole(split.graph.to_pyg())
-    (sender, receiver), negatives = split.edges["test"], split.negatives["test"]
-    ones = (rows["author"][sender] * rows["paper"][receiver]).sum(1)
-    zeros = (rows["author"][sender][:, None] * rows["paper"][negatives]).sum(2)
-    loss = F.binary_cross_entropy_with_logits(ones, torch.ones_like(ones), reduction="sum")
-    loss += F.binary_cross_entropy_with_logits(zeros, torch.zeros_like(zeros), reduction="sum")
-    if place == "shards":
-        save_shards(split, RandomPartitioner()(split.graph, 2, seed=0), tmp_path / "shards")
-    where = split if place == "RAM" else tmp_path / "shards"
-    for found, calls in run_ranks(of_links, 2, where):
-        assert found == pytest.approx(float(loss.detach()), rel=1e-6)
-        assert calls <= 3
 
 
 def test_evaluation_batches_may_be_read_all_the_same() -> None:
@@ -187,15 +127,6 @@ def test_what_is_no_dict_of_rows_is_refused(returns: Any, message: str) -> None:
         Wrong(returns)(next(iter(data.train_dataloader())))
 
 
-def test_a_type_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"seed_type must be one of .*paper.*, got 'pager'"):
-        predict_by_layer(trainer(1), model(), graph_of(), tmp_path / "rows.npy", seed_type="pager")
-    plain = Graph.from_edge_index(torch.tensor([[0], [1]]), 2, {"x": torch.zeros(2, 2)})
-    with pytest.raises(ValueError, match=r"seed_type .* is for a graph with types"):
-        predict_by_layer(trainer(1), model(), plain, tmp_path / "rows.npy", seed_type="paper")
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_a_layer_says_is_not_taken_for_an_error_of_labels() -> None:
     data = PartitionedDataModule(graph_of(), sampler=NeighborSampler([2, 2]), batch_size=40, seed=0)
     run = trainer(1, max_epochs=1, limit_val_batches=0, **EXACT)
@@ -231,26 +162,6 @@ class Widens(ByLayers):
         return [lambda batch: {kind: rows.repeat(1, times) for kind, rows in first(batch).items()}, last]
 
 
-def filtered(rank: int, world_size: int, kind: type[ByLayers], path: Path) -> None:
-    graph = graph_of()
-    predict_by_layer(trainer(world_size, **EXACT), model(2, kind), graph, path, seed_type="paper")
-
-
-def test_no_rows_and_none_to_return_are_alike(tmp_path: Path) -> None:
-    run_ranks(filtered, 2, Filters, tmp_path / "rows.npy")
-    rows = torch.from_numpy(np.load(tmp_path / "rows.npy"))
-    torch.testing.assert_close(rows, model().whole(DATA)["paper"].detach(), **CLOSE)
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [(Forgets, "rows of a type on some ranks"), (Widens, "rows of another type or shape on rank 0")],
-)
-def test_ranks_that_return_other_rows_are_told_of_it(kind: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(RankError, match=rf"Layer 0 of layers\(\) returned {message}"):
-        run_ranks(filtered, 2, kind, tmp_path / "rows.npy")
-
-
 def test_types_that_the_sampler_leaves_out_are_left_out_of_evaluations(tmp_path: Path) -> None:
     left = {kind: [0, 0] if kind[1] == "cites" else [-1, -1] for kind in DATA.edge_types}
     data, cut = DATA.clone(), torch.empty((2, 0), dtype=torch.int64)
@@ -261,18 +172,24 @@ def test_types_that_the_sampler_leaves_out_are_left_out_of_evaluations(tmp_path:
         parts = PartitionedDataModule(graph_of(), sampler=NeighborSampler(left), evaluation=evaluation, seed=0)
         (metrics,) = trainer(1, **EXACT).test(model(), parts, verbose=False)
         assert metrics["test_loss"] == pytest.approx(float(loss), rel=1e-6)
-    with pytest.raises(ValueError, match=r"boundary=History\(\) computes rows by edges of all types, and Neighbor"):
-        PartitionedDataModule(graph_of(), sampler=NeighborSampler(left), boundary=History())
 
 
-def test_shards_of_one_node_type_may_have_several_edge_types(tmp_path: Path) -> None:
-    data, papers = HeteroData(), DATA["paper"]
-    data["paper"].x, data["paper"].train_mask = papers.x, papers.train_mask
-    for kind in (("paper", "cites", "paper"), ("paper", "disputes", "paper")):
-        data[kind].edge_index = DATA[kind].edge_index
-        data[kind].strength = torch.ones(DATA[kind].num_edges)
-    module = ByLayers(data.edge_types).eval()
-    save_shards(graph_of(data), Partition(torch.zeros(data.num_nodes).int(), 1), tmp_path / "shards")
-    predict_by_layer(trainer(1, **EXACT), module, tmp_path / "shards", tmp_path / "rows.npy")
+def judged(rank: int, world_size: int, kind: type[ByLayers], folder: Path) -> None:
+    data = PartitionedDataModule(graph_of(), sampler=NeighborSampler([4, 4]), batch_size=15, seed=0)
+    writer = PredictionWriter(folder / "rows.npy")
+    trainer(world_size, callbacks=[writer], **EXACT).predict(model(2, kind), data, return_predictions=False)
+
+
+def test_no_rows_and_none_to_return_are_alike(tmp_path: Path) -> None:
+    run_ranks(judged, 2, Filters, tmp_path)
     rows = torch.from_numpy(np.load(tmp_path / "rows.npy"))
-    torch.testing.assert_close(rows, module.whole(data)["paper"].detach(), **CLOSE)
+    torch.testing.assert_close(rows, model().whole(DATA)["paper"].detach(), **CLOSE)
+
+
+WRONG = [(Forgets, "rows of a type on some ranks"), (Widens, "rows of another type or shape on rank 0")]
+
+
+@pytest.mark.parametrize(("kind", "message"), WRONG)
+def test_ranks_that_return_other_rows_are_told_of_it(kind: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=rf"Layer 0 of layers\(\) returned {message}"):
+        run_ranks(judged, 2, kind, tmp_path)

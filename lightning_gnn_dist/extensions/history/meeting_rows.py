@@ -19,18 +19,19 @@ from torch import Tensor, nn
 
 from lightning_gnn_dist.batches.one_hop import OfPart, RowsOfTypes, Run, seen_by_layers
 from lightning_gnn_dist.boundary.boundary import Outside
+from lightning_gnn_dist.extensions.passes.layer_pass import LayerPass
+from lightning_gnn_dist.extensions.passes.nodes import OwnNodes, folder_beside
+from lightning_gnn_dist.extensions.passes.row_table import Ids, RowTables
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.homes.local_graph import LocalGraph
-from lightning_gnn_dist.layers.layer_pass import LayerNodes, LayerPass
-from lightning_gnn_dist.layers.row_table import Ids, RowTables, ids_of
+from lightning_gnn_dist.layers.layer_pass import LayerNodes, ids_of
 from lightning_gnn_dist.layers.through_layers import Layer, layers_in, layers_on_blocks
-from lightning_gnn_dist.layers.whole_nodes import GraphNodes, folder_beside
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 
-class PartNodes(GraphNodes):
+class PartNodes(OwnNodes):
     """The own nodes of a part. Nodes are told by their ids in the whole graph, which ``n_id`` of the part holds.
 
     Args:
@@ -99,10 +100,8 @@ class MeetingRows(Outside):
         if not rows.is_planned:
             if self._channel is None:
                 self._channel = MeetingChannel(open_channel(run.num_ranks, run.device))
-            limits = run.device, run.bytes_of_evaluation, folder_beside(self.home.whole)
-            there = run.settings.evaluation.bytes
             nodes = PartNodes(with_arrays(part, self._arrays_of_whole_graph(part)), self.home, super_epoch)
-            rows.plan(LayerPass(nodes, self._channel, *limits, None, run.dtype, there))
+            rows.plan(LayerPass(nodes, self._channel, run.work, folder_beside(self.home.whole)))
         with run.trainer.precision_plugin.forward_context():
             rows.refresh(run.trainer.lightning_module)
 
@@ -194,7 +193,7 @@ class HistoricRows:
 
     def _taken(self, tables: RowTables, counts: Sequence[int]) -> RowsOfTypes:
         assert self._pass is not None
-        device = self._pass.device
+        device = self._pass.work.device
         return [rows if rows is None else rows.to(device) for rows in tables.take(self._first(counts))]
 
     def _replaced(self, batch: OfPart, rows: RowsOfTypes, layer: int) -> RowsOfTypes:

@@ -23,11 +23,12 @@ from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.links.ranking import LeftOut
 from lightning_gnn_dist.extensions.links.scoring import Score, check_score
 from lightning_gnn_dist.extensions.links.search import BestLinks, Links, LinkSearch
+from lightning_gnn_dist.extensions.passes.prediction import check_budget, check_options, predict_once
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.shard import Bounds, holds_shards
 from lightning_gnn_dist.graph.storage.parquet_rows import check_ids_of, check_no_file, check_rows_file
+from lightning_gnn_dist.layers.budget import BUDGET_BYTES
 from lightning_gnn_dist.layers.model_layers import layers_of_model
-from lightning_gnn_dist.layers.prediction import BUDGET_BYTES, check_budget, check_options, predict_once
 from lightning_gnn_dist.layers.through_layers import has_layers, layers_in
 
 

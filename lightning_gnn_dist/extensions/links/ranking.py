@@ -17,6 +17,7 @@ from torch import Tensor
 from lightning_gnn_dist.extensions.links.edges import LinkEnds
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.links.scoring import Ends, Scorer
+from lightning_gnn_dist.extensions.passes.row_table import Ids, RowTable
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import (
@@ -28,7 +29,7 @@ from lightning_gnn_dist.graph.rows import (
     starts_of,
 )
 from lightning_gnn_dist.layers.choice import share_of
-from lightning_gnn_dist.layers.row_table import Ids, RowTable, ids_of
+from lightning_gnn_dist.layers.layer_pass import ids_of
 from lightning_gnn_dist.wire.channel import Channel
 
 NONE = -1  # the id where a sender has no more receivers

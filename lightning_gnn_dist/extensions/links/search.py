@@ -20,11 +20,15 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from lightning_gnn_dist.callbacks.shared_rows import SharedRows
 from lightning_gnn_dist.checks import in_megabytes
 from lightning_gnn_dist.extensions.links.edges import LinkEnds, ends_of
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.links.ranking import Found, Known, LeftOut, Nodes, Ranking, held_links
 from lightning_gnn_dist.extensions.links.scoring import Asked, Score, bytes_of_pair, scorer_of
+from lightning_gnn_dist.extensions.passes.forecast import bytes_there
+from lightning_gnn_dist.extensions.passes.prediction import AllNodes, OwnNodes, all_nodes
+from lightning_gnn_dist.extensions.passes.row_table import RowTable, ids_by_type
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.shard import TypedBounds
@@ -32,12 +36,8 @@ from lightning_gnn_dist.graph.storage.parquet_rows import TABLES
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.user_ids import Ids, ids_for, named
-from lightning_gnn_dist.layers.budget import bytes_there
-from lightning_gnn_dist.layers.layer_pass import LayerNodes
+from lightning_gnn_dist.layers.layer_pass import LayerNodes, Work, ids_of
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_of_model
-from lightning_gnn_dist.layers.prediction import AllNodes, OwnNodes, all_nodes, pass_over
-from lightning_gnn_dist.layers.row_table import RowTable, by_type, ids_of
-from lightning_gnn_dist.layers.shared_rows import SharedRows
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
@@ -137,7 +137,7 @@ class LinkSearch:
         sending, receiving = self.links.kinds
         seed_type = self.links.types.node_types[receiving]
         of_all = all_nodes(self.links.where, model.layers, channel, self.budget_bytes, seed_type)
-        own = [ids_of(nodes) for nodes in by_type(of_all.own, of_all.nodes.offsets)]
+        own = [ids_of(nodes) for nodes in ids_by_type(of_all.own, of_all.nodes.offsets)]
         senders, places = self._senders(of_all.nodes, own[sending], channel)
         asked = Asked(of_all.nodes.names_in_batches, self.links.types.node_types, self.links.edge_type)
         receivers = _in_order(of_all.nodes.ids_in_type(receiving, own[receiving]), own[receiving])
@@ -165,8 +165,8 @@ class LinkSearch:
         self, model: ModelLayers, channel: Channel, of_all: AllNodes, senders: Tensor
     ) -> tuple[RowTable, RowTable]:
         """Compute the rows of own nodes that may be senders, and receivers. Collective."""
-        how, (sending, receiving) = (self.budget_bytes, self.dtype, self.bytes_there), self.links.kinds
-        work = pass_over(of_all, channel, self.module.device, model.norm, *how)
+        how, (sending, receiving) = (self.budget_bytes, self.bytes_there), self.links.kinds
+        work = of_all.passed(channel, model.norm, Work(self.module.device, self.dtype, True, *how))
         planned = work.plan_of_own(of_all.own, len(model.layers), receiving)
         own = planned[-1].nodes
         if sending != receiving:

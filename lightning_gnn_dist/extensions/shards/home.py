@@ -15,6 +15,7 @@ from lightning_gnn_dist.batches.source import BatchSource, stream_to
 from lightning_gnn_dist.boundary.boundary import Boundary, check_seed_hops
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.extensions.passes.evaluation import EvaluationPass
 from lightning_gnn_dist.extensions.shards.nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.extensions.shards.part import read_part
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
@@ -381,13 +382,14 @@ class ShardCosts(Costs):
                 "norm of single rows such as BatchNorm, or give every host the whole graph."
             )
 
-        def nodes_of_rank(model: ModelLayers, channel: Channel) -> ShardNodes:
+        def pass_of(model: ModelLayers, channel: Channel, own: Callable[[], Tensor]) -> EvaluationPass:
             most = run.bytes_of_evaluation // SHARE_OF_INPUTS
-            return ShardNodes(self._whole().shard, model.layers, channel, most, folder, widen=run.widen)
+            nodes = ShardNodes(self._whole().shard, model.layers, channel, most, folder, widen=run.widen)
+            seeds = own() if model.norm is None else torch.arange(nodes.most_rows)
+            return EvaluationPass(nodes, seeds, model, channel, run.work, folder)
 
         assert run.trainer is not None
-        num_ranks, budget = evaluated.num_ranks, (run.bytes_of_evaluation, run.settings.evaluation.bytes)
-        return ReadyRows(run.trainer, nodes_of_rank, num_ranks, *budget, folder, run.dtype)
+        return ReadyRows(run.trainer, pass_of, evaluated.num_ranks)
 
     def bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
         sizes = dict[int, int]()

@@ -16,25 +16,23 @@ from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import Content, Taken, made_of, taken_of_edges
 from lightning_gnn_dist.engine.apart import take_apart_of_shards
 from lightning_gnn_dist.engine.sample import Sample, has_ids
+from lightning_gnn_dist.extensions.passes.row_table import (
+    Ids,
+    Room,
+    RowTable,
+    RowTables,
+    by_types,
+    edges_before,
+    fetch_rows,
+    ids_by_type,
+)
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
 from lightning_gnn_dist.graph.shard import Bounds, Shard, TypedBounds, check_ranks
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.layers.row_table import (
-    Ids,
-    Room,
-    RowTable,
-    RowTables,
-    by_type,
-    by_types,
-    edges_before,
-    fetch_rows,
-    ids_of,
-)
+from lightning_gnn_dist.layers.layer_pass import FEATURES, Way, batch_of_layer, ids_of
 from lightning_gnn_dist.layers.through_layers import Layer, whole_graph_arrays
-from lightning_gnn_dist.layers.way import Way
-from lightning_gnn_dist.layers.whole_nodes import FEATURES, batch_of_layer
 from lightning_gnn_dist.wire.channel import Channel
 
 SHARE_OF_INPUTS = 4  # the part of an evaluation's budget that input rows may take in RAM
@@ -173,7 +171,7 @@ class ShardNodes:
         asked = self.by_owner(nodes)
         told = self._channel.exchange(asked)
         left = self._budget_bytes
-        of_types = by_type(nodes, self.offsets), by_types(asked, self.offsets), by_types(told, self.offsets)
+        of_types = ids_by_type(nodes, self.offsets), by_types(asked, self.offsets), by_types(told, self.offsets)
         for kind, (ids, asked_of, told_of) in enumerate(zip(*of_types, strict=True)):
             for name, array in sorted(self._own[kind].items()):
                 table = RowTable(ids, array[:0], Room(left, self._folder))

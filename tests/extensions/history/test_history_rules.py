@@ -17,11 +17,13 @@ from lightning_gnn_dist import (
     Elastic,
     EverySeconds,
     EverySteps,
+    Graph,
     GrappaStrategy,
     Halo,
     History,
     Holding,
     Isolated,
+    NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
     Rotate,
@@ -33,6 +35,7 @@ from tests.boundary.models import Model, model, weighted_data, weights_of
 from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.history.test_history import OWNER, RANKS, STEPS, averaging, parts, quick
+from tests.layers.typed_model import some_data
 from tests.ranks import run_ranks
 
 # What it sends.
@@ -183,3 +186,10 @@ def test_one_rank_knows_all_rows() -> None:
         trainer(1, averaging(), precision="64-true", limit_val_batches=0).fit(module, parts(3, boundary=boundary))
         of_boundaries.append(weights_of(module))
     assert all(torch.equal(value, of_boundaries[1][key]) for key, value in of_boundaries[0].items())
+
+
+def test_types_that_a_sampler_leaves_out_are_refused() -> None:
+    data = some_data()
+    left = {kind: [0, 0] if kind[1] == "cites" else [-1, -1] for kind in data.edge_types}
+    with pytest.raises(ValueError, match=r"boundary=History\(\) computes rows by edges of all types, and Neighbor"):
+        PartitionedDataModule(Graph.from_pyg(data), sampler=NeighborSampler(left), boundary=History())

@@ -14,11 +14,11 @@ from lightning_gnn_dist import Graph, LinkDataModule, LinkSplit, through_layers
 from lightning_gnn_dist.extensions.links import ranking as known_module
 from lightning_gnn_dist.extensions.links.best_links import links_of
 from lightning_gnn_dist.extensions.links.ranking import Known, KnownBySender, held_links
+from lightning_gnn_dist.extensions.passes.row_table import Room, RowTable
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
 from lightning_gnn_dist.extensions.serving.question import Limits
 from lightning_gnn_dist.graph import rows
 from lightning_gnn_dist.graph.rows import Lookup
-from lightning_gnn_dist.layers.row_table import Room, RowTable
 from tests.extensions.links.test_best_links import film_split, known, plain_split
 from tests.extensions.serving.test_links import quiet
 from tests.memory import Peak, give_back_at_once, reads_memory

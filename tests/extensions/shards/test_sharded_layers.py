@@ -18,18 +18,18 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATv2Conv, GCNConv, SAGEConv
 
 from lightning_gnn_dist import Graph, Partition, layers_of, predict_by_layer, save_shards
+from lightning_gnn_dist.extensions.passes import layer_pass, row_table
+from lightning_gnn_dist.extensions.passes.prediction import Prediction
 from lightning_gnn_dist.extensions.shards.nodes import Division, ShardNodes
 from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.graph.shard import Bounds, Shard
-from lightning_gnn_dist.layers import row_table
-from lightning_gnn_dist.layers.layer_pass import LayerPass
-from lightning_gnn_dist.layers.prediction import Prediction
-from lightning_gnn_dist.wire.channel import Channel
+from lightning_gnn_dist.layers.layer_pass import Work
+from lightning_gnn_dist.wire.channel import CPU, Channel
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.data_fitting import trainer
 from tests.every_strategy import plain_ddp
+from tests.extensions.passes.test_prediction import Bipartite, Deep, at_most
 from tests.graph.parted import small_graph, some_partition
-from tests.layers.test_prediction import Bipartite, Deep, at_most
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
 
@@ -89,7 +89,7 @@ def quiet(world_size: int) -> pl.Trainer:
 
 def in_small_pieces() -> None:
     """Batches of 7 nodes, and rounds of a few rows."""
-    LayerPass._foreseen = at_most(7)  # type: ignore[method-assign, assignment]
+    layer_pass.bytes_foreseen = at_most(7)
     row_table._COPIES_SENT = 1 << 15
 
 
@@ -137,7 +137,7 @@ def count(rank: int, world_size: int, folder: Path, shards: int) -> tuple[float,
     senders = shard.rows.indices[slice(*ends)].unique()
     halo = int(((senders < own.start) | (senders >= own.stop)).sum())
     before = traffic.bytes_sent
-    Prediction(deep("sage"), folder / "shares", None, 1 << 24, None).step(torch.zeros(1))
+    Prediction(deep("sage"), folder / "shares", None, Work(CPU, None, True, 1 << 24), None).step(torch.zeros(1))
     spent = traffic.bytes_sent - before
     dist.destroy_process_group()
     return spent, halo * (2 * 8 + bytes_per_row(shard.rows.node_arrays) + 2 * 4 * 8), len(exchanges)

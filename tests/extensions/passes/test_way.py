@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_gnn_dist.layers import budget
-from lightning_gnn_dist.layers.budget import LEAST_BYTES, Forecast, Forecasts, bytes_there
-from lightning_gnn_dist.layers.way import UnderWay, Way
+from lightning_gnn_dist.extensions.passes import forecast
+from lightning_gnn_dist.extensions.passes.forecast import Forecast, Memory, bytes_there
+from lightning_gnn_dist.extensions.passes.way import UnderWay, WayAndBack
+from lightning_gnn_dist.layers.budget import LEAST_BYTES
 
 CUDA = torch.device("cuda", 0)
 
@@ -62,7 +63,7 @@ def test_the_rest_is_waited_for_once() -> None:
 
 
 def test_on_a_cpu_nothing_is_under_way() -> None:
-    way, rows = Way(torch.device("cpu"), torch.float64), torch.rand(3, 2)
+    way, rows = WayAndBack(torch.device("cpu"), torch.float64), torch.rand(3, 2)
     assert way.pool is None
     assert way.there(rows) is rows
     assert way.inputs(rows).dtype == torch.float64
@@ -85,38 +86,20 @@ def test_on_a_cpu_nothing_is_under_way() -> None:
     ],
 )
 def test_bytes_of_a_device(free: int, wanted: int | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "free_on", lambda device: free)
+    monkeypatch.setattr(forecast, "free_on", lambda device: free)
     assert bytes_there(wanted, CUDA) == expected
     assert bytes_there(wanted, torch.device("cpu")) == bytes_there(wanted, torch.device("mps", 0)) == 0
 
 
-class Known:
-    """A memory that is told what is held."""
-
-    def __init__(self) -> None:
-        self.most = 0
-
-    def held(self) -> int:
-        return 0
-
-    def peak(self) -> int:
-        return self.most
-
-    def reset_peak(self) -> bool:
-        return True
-
-
-def test_a_batch_keeps_to_the_memory_that_is_scarcer() -> None:
-    ram, there = Known(), Known()
-    forecasts = Forecasts([Forecast(100e6, ram), Forecast(40e6, there)])
-    assert forecasts.allowed == 10e6
-    forecasts.begin()
-    ram.most, there.most = 60_000_000, 10_000_000  # six times what was foreseen, and as much as was foreseen
-    forecasts.end(10e6, (0, 0))
-    assert forecasts.allowed == pytest.approx(100e6 / 6)
-    forecasts.begin()
-    ram.most, there.most = 60_000_000, 45_000_000  # of which tables have 40 MB
-    forecasts.end(10e6, (0, 40_000_000))
-    assert forecasts.allowed == pytest.approx(100e6 / 6)
-    forecasts.was_too_much(10e6)
-    assert forecasts.allowed <= 10e6 / 2
+def test_rows_in_tables_are_no_part_of_a_batch() -> None:
+    most = 60_000_000
+    forecast = Forecast(100e6, Memory(lambda: 0, lambda: most, lambda: True))
+    forecast.begin()
+    forecast.end(10e6, 0)
+    assert forecast.allowed == pytest.approx(100e6 / 6), "six times what was foreseen"
+    most = 45_000_000  # of which tables have 40 MB
+    forecast.begin()
+    forecast.end(10e6, 40_000_000)
+    assert forecast.allowed == pytest.approx(100e6 / 3), "at most half as much as before"
+    forecast.was_too_much(10e6)
+    assert forecast.allowed <= 10e6 / 2

@@ -17,20 +17,16 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.pool import gather_rows
+from lightning_gnn_dist.extensions.passes.way import WayAndBack
 from lightning_gnn_dist.graph.rows import degrees_of, starts_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make
-from lightning_gnn_dist.layers.way import Way
+from lightning_gnn_dist.layers.layer_pass import by_type, check_has_rows, ids_of
 from lightning_gnn_dist.wire.channel import Channel
 
 Ids = Tensor | range
-IN_RAM = Way(torch.device("cpu"))
+IN_RAM = WayAndBack(torch.device("cpu"))
 _COPIES_SENT = 6  # of the rows that a round of the exchange sends: sent, as bytes, received, kept by an allocator
-
-
-def ids_of(nodes: Ids) -> Tensor:
-    """Return the ids as a tensor."""
-    return torch.arange(nodes.start, nodes.stop) if isinstance(nodes, range) else nodes
 
 
 def kept(ids: Tensor, most_bytes: int, folder: Path | None) -> Tensor:
@@ -49,23 +45,16 @@ def edges_before(indptr: Tensor, rows: Ids) -> Tensor:
     return starts_of(degrees_of(indptr, rows))
 
 
-def by_type(ids: Ids, offsets: Sequence[int]) -> list[Ids]:
+def ids_by_type(ids: Ids, offsets: Sequence[int]) -> Sequence[Ids]:
     """Divide increasing ids by the type of the node, which begin at these offsets."""
-    if len(offsets) == 2:
-        return [ids]
-    cuts = [bisect_left(ids, offset) for offset in offsets] if isinstance(ids, range) else _cuts(ids, offsets)
-    return [ids[start:stop] for start, stop in pairwise(cuts)]
-
-
-def _cuts(ids: Tensor, offsets: Sequence[int]) -> list[int]:
-    found: list[int] = torch.searchsorted(ids, torch.tensor(offsets)).tolist()
-    return found
+    if not isinstance(ids, range) or len(offsets) == 2:
+        return [ids] if isinstance(ids, range) else by_type(ids, offsets)
+    return [ids[start:stop] for start, stop in pairwise([bisect_left(ids, offset) for offset in offsets])]
 
 
 def by_types(of_ranks: Sequence[Tensor], offsets: Sequence[int]) -> list[list[Tensor]]:
     """Return for each type which of the nodes of each rank are of it."""
-    pieces = [by_type(nodes, offsets) for nodes in of_ranks]
-    return [[ids_of(piece) for piece in of_type] for of_type in zip(*pieces, strict=True)]
+    return [list(of_type) for of_type in zip(*(by_type(nodes, offsets) for nodes in of_ranks), strict=True)]
 
 
 class Room(NamedTuple):
@@ -80,7 +69,7 @@ class Room(NamedTuple):
 
     in_ram: int
     folder: Path | None
-    way: Way = IN_RAM
+    way: WayAndBack = IN_RAM
     there: int = 0
 
 
@@ -182,12 +171,8 @@ class RowTables:
                 room = self._room
                 left = room._replace(in_ram=room.in_ram - self.bytes_in_ram, there=room.there - self.bytes_there)
                 self.of_types[number] = RowTable(self._ids[number], like, left)
-            if self.of_types[number] is not None and self._without[number]:
-                raise TypeError(
-                    f"{self._says} returned rows of a type on some ranks or for some batches, and none for "
-                    f"{self._without[number]} other nodes of it: return a row for each of the first "
-                    "batch[kind].batch_size nodes of a type, or never a row of it."
-                )
+            if self.of_types[number] is not None:
+                check_has_rows(self._says, self._without[number])
 
     @property
     def likes(self) -> RowsOfTypes:

@@ -17,8 +17,8 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATv2Conv, GCNConv, GINEConv, GraphNorm, SAGEConv
 
 from lightning_gnn_dist import Graph, GrappaStrategy, LocalSGDStrategy, layers_of, predict_by_layer
+from lightning_gnn_dist.extensions.passes import layer_pass
 from lightning_gnn_dist.graph.convert import quantize_rows
-from lightning_gnn_dist.layers.layer_pass import LayerPass
 from lightning_gnn_dist.layers.through_layers import has_layers
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
@@ -88,12 +88,12 @@ def quiet(world_size: int = 1, **options: Any) -> pl.Trainer:
 
 def at_most(size: int) -> Callable[..., float]:
     """Foresees that batches of more nodes would take too much."""
-    return lambda work, edges, start, bytes_in, bytes_out, stop: float("inf") if stop - start > size else 0.0
+    return lambda of, edges, bytes_in, bytes_out, start, stop: float("inf") if stop - start > size else 0.0
 
 
 @pytest.mark.parametrize("kind", ["sage", "sage-max", "attention", "edges"])
 def test_every_kind_of_layer_is_exact(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LayerPass, "_foreseen", at_most(100))
+    monkeypatch.setattr(layer_pass, "bytes_foreseen", at_most(100))
     model = model_of(kind)
     predict_by_layer(quiet(), model, graph(), tmp_path / "logits.npy")
     assert len(model.num_seeds) == 3 * 16  # each layer once for each node, a hundred at a time
@@ -128,7 +128,7 @@ class Residual(pl.LightningModule):
 def test_layers_see_input_rows_and_the_degrees_of_the_whole_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LayerPass, "_foreseen", at_most(100))
+    monkeypatch.setattr(layer_pass, "bytes_foreseen", at_most(100))
     model, edges = Residual(), graph()
     x, scale = quantize_rows(edges.node_arrays["x"])
     edges.node_arrays |= {"x": x, "x_scale": scale}
@@ -214,7 +214,7 @@ class Normalised(Deep):
 
 
 def test_a_layer_of_all_rows_gets_them_in_one_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LayerPass, "_foreseen", lambda work, edges, start, bytes_in, bytes_out, stop: stop - start)
+    monkeypatch.setattr(layer_pass, "bytes_foreseen", lambda of, edges, bytes_in, bytes_out, start, stop: stop - start)
     torch.manual_seed(0)
     model = Normalised()
     predict_by_layer(quiet(), model, graph(), tmp_path / "rows.npy")

@@ -20,8 +20,10 @@ from lightning_gnn_dist import (
     predict_by_layer,
     save_shards,
 )
-from lightning_gnn_dist.layers.layer_pass import LayerPass
-from lightning_gnn_dist.layers.whole_nodes import WholeNodes
+from lightning_gnn_dist.extensions.passes import layer_pass
+from lightning_gnn_dist.extensions.passes.layer_pass import LayerPass
+from lightning_gnn_dist.extensions.passes.nodes import WholeNodes
+from lightning_gnn_dist.layers.layer_pass import Work
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.data_fitting import trainer
 from tests.layers.models import MODELS, Sage, graph_of, model, uneven_data, whole_rows
@@ -39,12 +41,12 @@ PLACES = {"device": (MUCH, MUCH), "RAM": (MUCH, 2_000), "file": (2_000, 2_000)}
 
 def at_most(size: int) -> Callable[..., float]:
     """Foresees that batches of more nodes would take too much."""
-    return lambda work, edges, start, bytes_in, bytes_out, stop: float("inf") if stop - start > size else 0.0
+    return lambda of, edges, bytes_in, bytes_out, start, stop: float("inf") if stop - start > size else 0.0
 
 
 def work_of(module: Any, in_ram: int, there: int, folder: Path | None = None, data: Any = DATA) -> LayerPass:
     nodes = WholeNodes(graph_of(data), None, module.layers(), 1, in_ram)
-    work = LayerPass(nodes, open_channel(1), torch.device("cuda", 0), in_ram, folder, None, torch.float64, there)
+    work = LayerPass(nodes, open_channel(1), Work(torch.device("cuda", 0), torch.float64, True, in_ram, there), folder)
     return work
 
 
@@ -57,7 +59,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["SAGE", "APPNP", "GAT"])
 def test_rows_are_those_of_a_cpu(name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given(monkeypatch)
-    monkeypatch.setattr(LayerPass, "_foreseen", at_most(7))
+    monkeypatch.setattr(layer_pass, "bytes_foreseen", at_most(7))
     module = model(name, 3)
     expected, seeds = whole_rows(module, DATA), DATA.test_mask.nonzero().view(-1)
     work = work_of(module.cuda(), *PLACES[place], tmp_path)
@@ -137,7 +139,7 @@ def test_the_host_waits_as_often_for_many_blocks_as_for_few(place: str, monkeypa
     module = Sage(3).double().eval().cuda()
     found = list[int]()
     for size in (30, 3):
-        monkeypatch.setattr(LayerPass, "_foreseen", at_most(size))
+        monkeypatch.setattr(layer_pass, "bytes_foreseen", at_most(size))
         work = work_of(module, MUCH, MUCH)
         planned = work.plan(ALL, 3)
         notes.clear()

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.batches.loading import type_of_model
+from lightning_gnn_dist.callbacks.shared_rows import SharedRows
 from lightning_gnn_dist.checks import (
     MAX_INTEGER,
     check_callable,
@@ -31,25 +32,23 @@ from lightning_gnn_dist.checks import (
     is_limit,
     shown,
 )
+from lightning_gnn_dist.extensions.passes.evaluation import NodesWithInputs
+from lightning_gnn_dist.extensions.passes.layer_pass import LayerPass, OnRows
+from lightning_gnn_dist.extensions.passes.nodes import WholeNodes, folder_beside
+from lightning_gnn_dist.extensions.passes.row_table import Ids, ids_by_type
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard import Bounds, holds_shards
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.user_ids import NodeColumns, columns_for
-from lightning_gnn_dist.layers.budget import LEAST_BYTES
-from lightning_gnn_dist.layers.layer_pass import LayerPass, OnRows
-from lightning_gnn_dist.layers.layered_loader import HasInputs
+from lightning_gnn_dist.layers.budget import BUDGET_BYTES, LEAST_BYTES
+from lightning_gnn_dist.layers.layer_pass import Work, agreed_forms, ids_of
 from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
-from lightning_gnn_dist.layers.row_table import Ids, by_type, ids_of
-from lightning_gnn_dist.layers.shared_rows import SharedRows
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in
-from lightning_gnn_dist.layers.whole_nodes import WholeNodes, folder_beside
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.channel import Channel, open_channel
-
-BUDGET_BYTES = 1 << 30
+from lightning_gnn_dist.wire.channel import CPU, Channel, open_channel
 
 
 def predict_by_layer(
@@ -106,8 +105,8 @@ def predict_by_layer(
     _check(trainer, model, budget_bytes)
     _check_path(path, on_rows, overwrite=overwrite)
     budget = BUDGET_BYTES if budget_bytes is None else budget_bytes
-    work = Prediction(model, where, path, budget, on_rows, seed_type, type_of_model(trainer), budget_bytes, named_by)
-    predict_once(trainer, model, work.step, options)
+    work = Work(CPU, type_of_model(trainer), True, budget, budget_bytes)
+    predict_once(trainer, model, Prediction(model, where, path, work, on_rows, seed_type, named_by).step, options)
 
 
 def predict_once(trainer: Trainer, model: LightningModule, step: Callable[[Tensor], Tensor], options: Any) -> None:
@@ -156,7 +155,7 @@ class _Once:
         yield torch.zeros(1)
 
 
-class OwnNodes(HasInputs, Protocol):
+class OwnNodes(NodesWithInputs, Protocol):
     """The nodes of a rank, each of which it computes, and the edges into them."""
 
     @property
@@ -185,6 +184,21 @@ class AllNodes(NamedTuple):
     nodes: OwnNodes
     own: Ids
     folder: Path | None
+
+    def passed(self, channel: Channel, norm: str | None, work: Work) -> LayerPass:
+        """Return the pass over them; refuse a model that takes all rows at once on several ranks.
+
+        Args:
+            channel: The ranks that share the nodes.
+            norm: The name of a layer that takes the rows of all nodes at once, or None.
+            work: How rows are computed.
+        """
+        if norm is not None and channel.size > 1:
+            raise ValueError(
+                f"{norm} takes the rows of all nodes at once: predict with Trainer(devices=1), or choose a norm of "
+                "single rows such as BatchNorm."
+            )
+        return LayerPass(self.nodes, channel, work, self.folder, norm)
 
 
 def all_nodes(
@@ -215,34 +229,6 @@ def all_nodes(
     return AllNodes(whole, whole.own(channel.rank), folder_beside(where) if folder is None else folder)
 
 
-def pass_over(
-    of_all: AllNodes,
-    channel: Channel,
-    device: torch.device,
-    norm: str | None,
-    budget_bytes: int,
-    dtype: torch.dtype | None,
-    bytes_there: int | None,
-) -> LayerPass:
-    """Return the pass over all nodes; refuse a model that takes all rows at once on several ranks.
-
-    Args:
-        of_all: The nodes.
-        channel: The ranks that share them.
-        device: The device that computes.
-        norm: The name of a layer that takes the rows of all nodes at once, or None.
-        budget_bytes: Bytes that the pass may take.
-        dtype: The type of the model's numbers, if batches are brought to it.
-        bytes_there: Bytes of its own memory that a device may be asked for. Default: half of what is free there.
-    """
-    if norm is not None and channel.size > 1:
-        raise ValueError(
-            f"{norm} takes the rows of all nodes at once: predict with Trainer(devices=1), or choose a norm of single "
-            "rows such as BatchNorm."
-        )
-    return LayerPass(of_all.nodes, channel, device, budget_bytes, of_all.folder, norm, dtype, bytes_there)
-
-
 @dataclass
 class Prediction:
     """The work of one rank: a pass over the layers, for its own nodes. All ranks do it together.
@@ -251,22 +237,18 @@ class Prediction:
         model: A module with a method ``layers``.
         where: The graph, or the folder of its shards.
         path: The file for the rows of the last layer, which all ranks share, or None to write none.
-        budget_bytes: Bytes that the pass may take.
+        work: How rows are computed, but for the device.
         on_rows: Called with each batch of the last layer and the rows of its seeds.
         seed_type: The node type that is predicted, in a graph with types.
-        dtype: The type of the model's numbers, if batches are brought to it.
-        bytes_there: Bytes of its own memory that a device may be asked for. Default: half of what is free there.
         ids_of: The prepared graph whose ids nodes have in a table. Default: the graph.
     """
 
     model: LightningModule
     where: Graph | Path
     path: Path | None
-    budget_bytes: int
+    work: Work
     on_rows: OnRows | None
     seed_type: str | None = None
-    dtype: torch.dtype | None = None
-    bytes_there: int | None = None
     ids_of: Path | None = None
 
     def step(self, batch: Tensor) -> Tensor:
@@ -277,16 +259,16 @@ class Prediction:
             folder = None if self.path is None else self.path.parent
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-            of_all = all_nodes(self.where, layers, channel, self.budget_bytes, self.seed_type, folder)
+            of_all = all_nodes(self.where, layers, channel, self.work.budget_bytes, self.seed_type, folder)
             types = of_all.nodes.types
             kind = types.node_types.index(types.seed_type() if self.seed_type is None else self.seed_type)
             num_nodes = types.offsets[kind + 1] - types.offsets[kind]
             if self.path is not None and isinstance(self.where, Path):
-                own = ids_of(by_type(of_all.own, types.offsets)[kind])
+                own = ids_of(ids_by_type(of_all.own, types.offsets)[kind])
                 _check_places(of_all.nodes.ids_in_type(kind, own), num_nodes)
             rank_zero_info(f"{len(layers)} layers, one after the other, for {num_nodes:,} nodes.")
-            norm, how = norm_of_all_rows(self.model), (self.budget_bytes, self.dtype, self.bytes_there)
-            self._write(pass_over(of_all, channel, self.model.device, norm, *how), layers, of_all, kind, num_nodes)
+            work = self.work._replace(device=self.model.device)
+            self._write(of_all.passed(channel, norm_of_all_rows(self.model), work), layers, of_all, kind, num_nodes)
         finally:
             channel.close()
         return batch
@@ -300,7 +282,7 @@ class Prediction:
         try:
             found = work.last_rows(layers, steps, self.on_rows, kind)
             first = next(found, None)
-            (like,) = work.agreed_forms([None if first is None else first[1]])
+            (like,) = agreed_forms(work.channel, [None if first is None else first[1]], work.says)
             if file is not None and like is not None:
                 file.open(rows_of(like, 0))  # also on a rank that owns no node of the type
             for nodes, rows in chain([] if first is None else [first], found):
@@ -316,7 +298,7 @@ class Prediction:
         graph = self.where.path if isinstance(self.where, Graph) else None
         is_table = path.suffix in TABLES
         columns = columns_for(self.ids_of, graph, node_type, num_nodes) if is_table else NodeColumns()
-        return SharedRows(path, num_nodes, work.device, "a layer", columns)
+        return SharedRows(path, num_nodes, work.work.device, "a layer", columns)
 
 
 def _check_places(n_id: Tensor, num_nodes: int) -> None:

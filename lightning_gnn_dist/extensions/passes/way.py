@@ -18,7 +18,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import bytes_of, in_type
 from lightning_gnn_dist.batches.source import stream_to
-from lightning_gnn_dist.engine.lending import PinnedPool, sent
+from lightning_gnn_dist.engine.lending import sent
+from lightning_gnn_dist.layers.layer_pass import Way
 
 What = TypeVar("What")
 Arrived = tuple[Tensor, Tensor]  # nodes, or places, and their rows in RAM
@@ -68,8 +69,8 @@ class UnderWay(Generic[What]):
         return what
 
 
-class Way:
-    """Brings batches and rows to the device that computes, and rows back.
+class WayAndBack(Way):
+    """Brings batches and rows to the device that computes while it computes, and rows back.
 
     Args:
         device: The device.
@@ -78,19 +79,13 @@ class Way:
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype | None = None, most_bytes: int = 0) -> None:
-        self.device, self._dtype, self._most_bytes = device, dtype, most_bytes
-        self._stream = stream_to(device)
+        super().__init__(device, dtype)
+        self._most_bytes, self._stream = most_bytes, stream_to(device)
         self._sent = UnderWay[None](most_bytes)
-
-    @property
-    def pool(self) -> PinnedPool | None:
-        """Lends memory for what is to be brought to the device."""
-        return None if self._stream is None else self._stream.pool
+        self.pool = None if self._stream is None else self._stream.pool
 
     def batch(self, batch: Any) -> Any:
-        """Return a batch, in the type and on the device that compute."""
-        batch = in_type(batch, self._dtype)
-        return batch.to(self.device) if self._stream is None else self._stream.bring(batch)
+        return super().batch(batch) if self._stream is None else self._stream.bring(in_type(batch, self._dtype))
 
     def launched(self, batch: Any) -> None:
         """Note that all work on a batch is launched: its memory is free when that is done."""
@@ -98,12 +93,7 @@ class Way:
             self._sent.add(None, bytes_of(batch), torch.cuda.current_stream(self.device).record_event())
             deque(self._sent.done(), maxlen=0)
 
-    def inputs(self, rows: Tensor) -> Tensor:
-        """Return input rows, in the type and on the device that compute."""
-        return self.there(rows.to(self._dtype) if rows.is_floating_point() and self._dtype is not None else rows)
-
     def there(self, rows: Tensor) -> Tensor:
-        """Return rows on the device."""
         return sent(rows, self.device)
 
     def back(self) -> WayBack:

@@ -1,0 +1,111 @@
+"""The nodes that a rank computes of a graph that every rank has, which may lie in files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_gnn_dist.batches.pool import Pool, Widen
+from lightning_gnn_dist.batches.source import Content, FileRows
+from lightning_gnn_dist.extensions.passes.row_table import Ids, edges_before
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
+from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.layers.choice import Neighbourhoods
+from lightning_gnn_dist.layers.layer_pass import GraphNodes, Rows, Way, divided, ids_of, takes_many_pages
+from lightning_gnn_dist.layers.through_layers import Layer, whole_graph_arrays
+
+
+class OwnNodes(GraphNodes):
+    """Nodes that a rank owns of a graph that it has at hand."""
+
+    def edges_before(self, nodes: Ids) -> Tensor:
+        return edges_before(self._graph.indptr, self.rows_at(nodes))
+
+    def prepare(self, nodes: Ids, seeds: Tensor) -> int:
+        return self.bytes_of_inputs
+
+    def one_hop(self, nodes: Tensor, rows: Rows | None, way: Way) -> Any:
+        return super().one_hop(ids_of(self.rows_at(nodes)), rows, way)
+
+    def rows_at(self, nodes: Ids) -> Ids:
+        """The places of own nodes in the graph."""
+        return nodes
+
+
+class WholeNodes(OwnNodes):
+    """Cuts the nodes into ranges, one for each rank: of equal work, or for all nodes of one type of equal length.
+
+    Args:
+        graph: The graph, which all ranks have alike.
+        seeds: The seeds of all ranks, or None for all nodes.
+        layers: The layers of the model.
+        num_ranks: How many ranks share the work.
+        budget_bytes: Bytes that the work may take.
+        widen: Make float32 of narrower features, of all or of all but one type.
+        seed_type: The node type that batches say their seeds are of. Default: the first.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        seeds: Tensor | None,
+        layers: Sequence[Layer],
+        num_ranks: int,
+        budget_bytes: int,
+        *,
+        widen: Widen = True,
+        seed_type: str | None = None,
+    ) -> None:
+        super().__init__(graph, widen=widen, more=whole_graph_arrays(layers, graph), seed_type=seed_type)
+        self._files: FileRows | None = None
+        if takes_many_pages(graph, budget_bytes):  # no pages of it are kept in memory
+            maps = all_maps()  # a look at all maps of the process, so not for every batch
+            self._files = FileRows(self._others)
+            of_types = [array for arrays in graph.types.node_arrays.values() for array in arrays.values()]
+            self._mapped = {id(array): MappedRows(array, maps) for array in of_types}
+        num_layers = len(layers)
+        if seeds is None and have_names(graph.types):
+            seeds, num_layers = torch.arange(graph.num_nodes), 1  # all layers compute the same nodes
+        equal = torch.arange(num_ranks + 1) * graph.num_nodes // num_ranks
+        self._starts = equal if seeds is None else divided(graph, seeds, num_layers, num_ranks)
+
+    def own(self, rank: int) -> range:
+        """Return the nodes that a rank owns."""
+        return range(int(self._starts[rank]), int(self._starts[rank + 1]))
+
+    def by_owner(self, nodes: Tensor) -> list[Tensor]:
+        return list(nodes.split(torch.searchsorted(nodes, self._starts).diff().tolist()))
+
+    def senders(self, nodes: Ids) -> Tensor:
+        return Neighbourhoods(self._graph, 1).senders(ids_of(nodes))
+
+    @property
+    def rows(self) -> Graph:
+        """The graph."""
+        return self._graph
+
+    def ids_in_type(self, kind: int, nodes: Tensor) -> Tensor:
+        """The ids of own nodes of a type in that type."""
+        return nodes - self.offsets[kind]
+
+    def _made(self, content: Content) -> Any:
+        if self._files is None:
+            return super()._made(content)
+        self._files.release()
+        return self._files.made_of(content, widen=self._widen)
+
+    def _taken(self, arrays: Mapping[str, Tensor], at: Tensor, pool: Pool | None = None) -> dict[str, Tensor]:
+        if self._files is not None:
+            arrays = {name: self._mapped[id(array)].take(at) for name, array in arrays.items()}
+            at = torch.arange(len(at))
+        return super()._taken(arrays, at, pool)
+
+
+def folder_beside(graph: Graph) -> Path | None:
+    """Return where rows go that take too much memory, or None for the system's folder of temporary files."""
+    return None if graph.path is None else graph.path.parent
