@@ -63,7 +63,7 @@ class Portion:
             return num_nodes
         raise ValueError(f"{source} has no edges, and does not say how many nodes there are.")
 
-    def nodes(self, **given: Any) -> NodesOfType:
+    def nodes_of(self, **given: Any) -> NodesOfType:
         """The nodes of a type, given what :class:`NodesOfType` takes."""
         return NodesOfType(**given)
 

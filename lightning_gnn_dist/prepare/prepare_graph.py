@@ -269,7 +269,7 @@ class Preparation:
         if not files.num_nodes and named:
             raise ValueError(f"{files.source} does not say how many nodes there are: add x, y or num_nodes.")
         num_nodes = files.num_nodes or self.portion.count(self.source, edges, on_progress)
-        return self.portion.nodes(
+        return self.portion.nodes_of(
             files=files,
             part=self.portion.part(kind, num_nodes, edges, self.seed, self.folder, on_progress),
             split=self.split if "y" in files.arrays or not named else None,

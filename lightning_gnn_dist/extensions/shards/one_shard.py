@@ -161,7 +161,7 @@ class OneShard(Portion):
             "num_nodes.npy, x or y."
         )
 
-    def nodes(self, **given: Any) -> NodesOfShard:
+    def nodes_of(self, **given: Any) -> NodesOfShard:
         return NodesOfShard(reading=self.reading, **given)
 
     def check_nodes(self, out: Path, parts: Sequence[Any]) -> None:
