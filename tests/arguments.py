@@ -1,7 +1,5 @@
 """What the contract of arguments needs: a valid call of everything public, odd values, and which of them are right."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import types

@@ -1,7 +1,5 @@
 """All that a batch holds, to compare batches that are made in different ways."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

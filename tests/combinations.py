@@ -3,8 +3,6 @@
 A new value is a line here: in BOUNDARIES, RESIDENCIES, SAMPLERS or STRATEGIES.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

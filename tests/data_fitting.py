@@ -1,7 +1,5 @@
 """A small graph, a model and a Trainer, to hold laws of data modules against."""
 
-from __future__ import annotations
-
 import copy
 import os
 import warnings

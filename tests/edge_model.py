@@ -1,7 +1,5 @@
 """Graphs whose edges have labels, and a model that learns them as a user writes it."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

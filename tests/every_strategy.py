@@ -1,7 +1,5 @@
 """Every strategy, for the tests that hold for all of them. A new one needs a line here, and no other."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any

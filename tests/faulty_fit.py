@@ -4,8 +4,6 @@ python -m tests.faulty_fit popen stop      # method and fault
 LATE=1 ...                                 # in a step, rather than before the start
 """
 
-from __future__ import annotations
-
 import tests.no_garbage  # noqa: F401
 
 # isort: split

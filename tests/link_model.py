@@ -1,7 +1,5 @@
 """A link predictor as a user writes it: a SAGE encoder and a decoder of the product."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A loader over a small graph, and what to ask of its batches."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The pages that a user reads, README.md and those in docs, and what stands in them."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

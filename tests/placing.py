@@ -1,7 +1,5 @@
 """Data modules that think they are those of some rank, without a trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace

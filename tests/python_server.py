@@ -7,8 +7,6 @@ forked, too. A test of signals, or of what a command imports, takes `sys.executa
     subprocess.run([fast_python(), "examples/rgat.py"], ...)
 """
 
-from __future__ import annotations
-
 import atexit
 import gc
 import os

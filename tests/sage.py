@@ -1,7 +1,5 @@
 """A two-layer GraphSAGE for tests, on blocks or on edge_index."""
 
-from __future__ import annotations
-
 import os
 import signal
 from typing import Any

@@ -1,7 +1,5 @@
 """Every sampler of nodes, for the tests that hold for all of them. A new one needs a line here, and no other."""
 
-from __future__ import annotations
-
 import torch
 
 from lightning_gnn_dist import (

@@ -1,7 +1,5 @@
 """Arguments that nothing takes are answered by what went, words of PyG, the nearest name, or by who takes them."""
 
-from __future__ import annotations
-
 import inspect
 import pickle
 from collections.abc import Callable

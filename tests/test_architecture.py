@@ -1,7 +1,5 @@
 """The architecture, as a test: which module may import which, and what no module may do."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache

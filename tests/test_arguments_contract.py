@@ -1,7 +1,5 @@
 """Every argument of everything public: a value is right, or refused in one sentence that names it and the way out."""
 
-from __future__ import annotations
-
 import re
 import signal
 import traceback

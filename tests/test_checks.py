@@ -1,7 +1,5 @@
 """What refusals are made of: a value on one line however large it is, and the edges of what is right."""
 
-from __future__ import annotations
-
 import re
 from datetime import timedelta
 from pathlib import Path

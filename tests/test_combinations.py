@@ -1,7 +1,5 @@
 """The tables of docs/combinations.md say what fits say."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.combinations import CELLS, PAGE, WORKS, parts_of_page, read, try_out, written

@@ -1,7 +1,5 @@
 """The examples that turn the folders of other libraries into saved graphs."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

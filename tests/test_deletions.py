@@ -1,7 +1,5 @@
 """Each folder of extensions can be deleted: the package imports, and the four strategies train as before."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The site of the documentation: it is built without a warning, and says what the code and the measurements say."""
 
-from __future__ import annotations
-
 import ast
 import html
 import itertools

@@ -1,7 +1,5 @@
 """The examples run as they stand, from a script, with the ranks that Lightning starts for them."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What docs/extending.md shows works from a package of its own, which registers nothing: its values are passed."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

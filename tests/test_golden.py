@@ -1,7 +1,5 @@
 """Golden runs have names of their own, and what differs between two of them is said."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The benchmark of a GPU: a part that fails or hangs costs no other, and it says where it cannot run."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

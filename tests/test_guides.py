@@ -1,7 +1,5 @@
 """The commands of the guides, as they stand, on a small graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Several hosts: the ways that docs/hosts.md names, tried as far as one machine goes."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

@@ -1,7 +1,5 @@
 """What an import costs: the package and its command line load torch, PyG and Lightning where they are used."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import warnings

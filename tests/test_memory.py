@@ -1,7 +1,5 @@
 """A rank of eight holds an eighth: resident memory, measured on a graph of more than a gigabyte."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 

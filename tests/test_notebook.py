@@ -1,7 +1,5 @@
 """A session in a real Jupyter kernel: fits in a row, a test, a prediction, interrupts, and a kernel that is killed."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """After a fault no process, port, shared memory or temporary file of a run is left, however it was started."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Peers side by side: what needs no peer. The table is read, the picture is what was measured, our own side runs."""
 
-from __future__ import annotations
-
 import io
 import re
 import sys

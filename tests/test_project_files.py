@@ -1,7 +1,5 @@
 """The files around the code: workflows name pinned actions and targets that exist, and versions agree."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from runpy import run_path

@@ -1,7 +1,5 @@
 """The public surface: what the package exports, and the names that Lightning learns."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import tomllib

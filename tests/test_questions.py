@@ -1,7 +1,5 @@
 """Thirty questions of three readers, and the page and heading that answers each in what is read first."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The harness that runs the ranks: results, failures, time limits, and nothing left behind."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Strategies on the workers of Ray Train, where Ray is installed: equal replicas, and a run that Ray starts again."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The advice to those who come from elsewhere, and the configurations of the pages, run as they stand."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """README.md and docs: every block of Python runs, every command is understood, every link leads somewhere."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

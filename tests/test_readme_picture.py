@@ -1,7 +1,5 @@
 """The picture of README.md is what was measured, and is read on a page in the light and in the dark."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

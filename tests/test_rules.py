@@ -1,7 +1,5 @@
 """The table of rules in docs/api.md is that of the annotations. `python -m tests.test_rules` writes it anew."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from types import NoneType

@@ -1,7 +1,5 @@
 """Ranks that have not the same data are told so when a fit starts, by every strategy."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tools that users of Lightning know do on several ranks what their page says."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

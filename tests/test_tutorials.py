@@ -1,7 +1,5 @@
 """Every notebook of docs runs, and shows what is stored in it: the same kinds of output, and the same figures."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

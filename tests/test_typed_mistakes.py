@@ -1,7 +1,5 @@
 """What users get wrong about graphs with types and times: each is refused by one sentence that says what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 ``python -m tests.tutorials docs/first-run.ipynb`` runs one and stores what it shows.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """A model of typed graphs as a user writes it, and a small graph that it can learn."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning.pytorch as pl

@@ -5,8 +5,6 @@ Lightning finds out in its first fit. All but the first are found in a thread th
 the scratch memory of another's samples.
 """
 
-from __future__ import annotations
-
 import gc
 import tempfile
 import warnings

@@ -1,7 +1,5 @@
 """A batch of a graph without types is one of a graph with one type, but for names and PyG's class."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

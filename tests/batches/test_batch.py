@@ -1,7 +1,5 @@
 """A batch behaves like any PyG Data, whoever looks at it and however."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """Laws of the loader: what comes, and in which order."""
 
-from __future__ import annotations
-
 import copy
 import itertools
 import multiprocessing

@@ -1,7 +1,5 @@
 """Laws of the loader: what runs in the background, and what is left of it."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import time

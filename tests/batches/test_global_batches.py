@@ -1,7 +1,5 @@
 """Batches of the whole graph: a function of the round, shared by ranks without overlap."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import islice
 

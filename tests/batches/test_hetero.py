@@ -1,7 +1,5 @@
 """A batch of a typed graph is a ``HeteroData`` on which PyG's layers compute what they compute on the whole graph."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of docs/batches.md: the form in which each layer of PyG computes on a block, its exactness and its cost."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from contextlib import suppress

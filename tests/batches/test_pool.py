@@ -1,7 +1,5 @@
 """Rows are copied exactly, and a buffer comes back only when nobody can see it."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """A batch of promises: seeds without sampling, and for every other use the batch that it stands for, bit for bit."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

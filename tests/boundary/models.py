@@ -1,7 +1,5 @@
 """Models defined by their layers, and what one process learns with them on a whole graph, by hand."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 from typing import Any

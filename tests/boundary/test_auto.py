@@ -1,7 +1,5 @@
 """What boundary="auto" chooses, the same on all ranks."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any

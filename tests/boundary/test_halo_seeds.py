@@ -1,7 +1,5 @@
 """``Halo(seed_hops=...)``: a rank learns from training nodes of its halo too, as many a pass as its part has."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A boundary of a user's own: what it brings along is in the part, and what is wrong with it is said by its name."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training on parts that lack nothing is training on the whole graph, step for step, also with types."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

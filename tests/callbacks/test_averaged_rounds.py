@@ -1,7 +1,5 @@
 """The average of rounds is that of a loop by hand: in validations, in what is kept, and where a fit goes on."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The probe tells parts that look alike from parts that do not."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Iterator
 from typing import Any, ClassVar

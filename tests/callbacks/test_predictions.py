@@ -1,7 +1,5 @@
 """Every node's row is in the file, at its place, whatever the number of ranks; and nothing else is left behind."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

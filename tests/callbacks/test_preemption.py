@@ -1,7 +1,5 @@
 """All ranks stop at one place, leave a checkpoint, and go on from it as if nothing had been."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

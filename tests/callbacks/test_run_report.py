@@ -1,7 +1,5 @@
 """What a fit has cost is told as it is: batches, seconds and bytes of each rank, in a table and to any logger."""
 
-from __future__ import annotations
-
 import csv
 import os
 import re

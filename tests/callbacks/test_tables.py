@@ -1,7 +1,5 @@
 """Predictions and links as tables, whose nodes have the ids of the tables that their graph was prepared from."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables of nodes that came after training name them by the ids that the user gave, and have the rows of a forward."""
 
-from __future__ import annotations
-
 import os
 import sys
 from argparse import Namespace

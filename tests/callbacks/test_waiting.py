@@ -1,7 +1,5 @@
 """The time that training waits for data is logged, whatever the strategy."""
 
-from __future__ import annotations
-
 import pytest
 
 from lightning_gnn_dist import Loading, NeighborSampler, PartitionedDataModule, RunReport, communities

@@ -1,7 +1,5 @@
 """A configuration that cannot be meant is refused in one line: no traceback, no hang, no gigabytes."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """From the made-up shop to tables of predictions, by the commands and the configurations that ship."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

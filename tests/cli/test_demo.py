@@ -1,7 +1,5 @@
 """The demo, run as a user runs it: as a command that starts its own processes."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`divide` as a command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What `prepare` compiles before the first training."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

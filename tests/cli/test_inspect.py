@@ -1,7 +1,5 @@
 """`inspect` as a command."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Advice from the complaint alone."""
 
-from __future__ import annotations
-
 import pytest
 
 from lightning_gnn_dist.cli.mistakes import check_strategy, hint

@@ -1,7 +1,5 @@
 """What is wrong on a command line is said in one line, with the nearest right name, before anything else is done."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`prepare` as a command: what it says before, while and after it works, and how it refuses."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What this package refuses in a test or a prediction is told in one line; all other errors keep their traceback."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

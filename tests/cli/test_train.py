@@ -1,7 +1,5 @@
 """`fit` and its like from configurations: the shipped ones run, and every setting of the package can be written."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

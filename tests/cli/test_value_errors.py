@@ -1,7 +1,5 @@
 """What is wrong with a value of a configuration is said in one line that names where it stands."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A data module may be pickled and copied, before and after a fit: the copy is one at rest, with the same batches."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Coverage against its definition, written out node by node."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

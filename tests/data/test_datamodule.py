@@ -1,7 +1,5 @@
 """The data module under Lightning: what ranks train on, and which settings it takes."""
 
-from __future__ import annotations
-
 import threading
 import warnings
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ranks hold and are judged by: evaluation is exact, parts change, and parts of no use are refused."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What batches say of their seeds and edges: labels of seeds alone, and places in the split and in the data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who holds what, and what parts are: what is read is what the graph has, also if most comes from the part before."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """With a precision that ends in "-true" batches come in the type that the model computes in, and its layers run."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Settings of batches: seeds, evaluations that draw and say so, and what cannot go together."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

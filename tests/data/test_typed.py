@@ -1,7 +1,5 @@
 """The data module on typed graphs: in one process and on ranks, with every strategy, and what it refuses."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Splits of one edge type: nothing shows a held edge, nothing false is true, other types stay, saved ones are equal."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Laws of what is kept of kernels on disk."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Runs of items, which vectors compare and fill."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from numba import njit

@@ -1,7 +1,5 @@
 """Page-locked memory is lent again when no tensor shares it and all copies from it are done, and not before."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

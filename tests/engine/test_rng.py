@@ -1,7 +1,5 @@
 """Randomness is a function of its key, and the same function everywhere."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

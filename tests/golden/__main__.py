@@ -12,8 +12,6 @@ A run that differs is looked at with ``--only NAME --keep FOLDER``, before and a
 there, for torch.load(..., weights_only=False).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Batches of every sampler in one process: of a graph in RAM and in files, of a part, of links of every kind."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Fits under every boundary of a graph that every host has, and with rows that ranks exchange, also on shards."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Where and how runs compute: on CPUs in float32, or as the environment says, which all ranks of a run share."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Rows and metrics of evaluations and predictions: layer by layer and in batches, of every kind of graph."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

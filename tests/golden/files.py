@@ -1,7 +1,5 @@
 """Files that are written: saved graphs, splits and shards, graphs and shards of tables, and what the command says."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """What training leaves: weights, moments, metrics, predictions and bytes sent, of every strategy and its settings."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial

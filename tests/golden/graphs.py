@@ -4,8 +4,6 @@ They have all that merges may get wrong: weights, times, copies of edges, loops,
 features, labels that are not known.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any

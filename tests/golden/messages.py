@@ -1,7 +1,5 @@
 """The texts of refusals: of each odd value of each argument of everything public."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Modules that are trained: of nodes and of links, with types and without, by blocks and by layers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """Partitions, the parts that ranks hold, and splits of edges and of nodes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

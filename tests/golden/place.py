@@ -3,8 +3,6 @@
 Names that merges will change are looked up here, and nowhere else in these runs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

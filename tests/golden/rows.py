@@ -1,7 +1,5 @@
 """Learned rows of nodes: tables that every rank has, and tables of which each rank owns a range."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from typing import Any

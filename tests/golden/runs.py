@@ -1,7 +1,5 @@
 """What a run is, and how many of them are done in the processes of one job."""
 
-from __future__ import annotations
-
 import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence

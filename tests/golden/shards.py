@@ -1,7 +1,5 @@
 """Batches on two ranks, of parts of a whole graph and of shards, under every boundary that they share; and fits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """What graphs are prepared from, with types and without: tables as text and in Parquet, and arrays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

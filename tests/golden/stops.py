@@ -1,7 +1,5 @@
 """Runs that are stopped and gone on with: what a checkpoint must hold is in what they end with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

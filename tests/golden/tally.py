@@ -1,7 +1,5 @@
 """What a run has shown, as one hash for each name: down to the bit, and in no order of attributes."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections import defaultdict

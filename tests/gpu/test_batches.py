@@ -1,7 +1,5 @@
 """Batches are on the GPU when Lightning gets them, and they are those of a CPU, whoever makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 from typing import Any

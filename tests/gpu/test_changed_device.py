@@ -4,8 +4,6 @@ The runs are those of `tests/golden/stops.py`: every strategy, with moments, out
 learned rows, histories, types, links and shards.
 """
 
-from __future__ import annotations
-
 import shutil
 from itertools import chain
 from pathlib import Path

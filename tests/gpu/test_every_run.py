@@ -5,8 +5,6 @@ value that it shows is compared. A weight whose gradient is rounding alone, such
 with the largest of its array: Adam makes of such gradients steps of their own.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from itertools import chain

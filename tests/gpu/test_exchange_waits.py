@@ -1,7 +1,5 @@
 """Layers that exchange rows do not make the host wait for its device: a step waits once, as without an exchange."""
 
-from __future__ import annotations
-
 from collections import Counter
 from importlib.util import find_spec
 from typing import Any

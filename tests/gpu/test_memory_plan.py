@@ -1,7 +1,5 @@
 """On a device batches are those of RAM, wherever edges and rows lie, and making them never stops the training."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Fits in the precisions of GPUs equal loops by hand on the same batches, with a scaler of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks on GPUs, one each, started as users do: by the command, by a script, and by value from code without one."""
 
-from __future__ import annotations
-
 import csv
 import os
 import subprocess

@@ -3,8 +3,6 @@
 Batches are made in the background without a wait in RAM, and with one a bulk on the device.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Two graphs are the same, to the bit."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from lightning_gnn_dist import Graph

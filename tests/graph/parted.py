@@ -1,7 +1,5 @@
 """Small graphs with partitions of them, and the same graphs numbered part after part."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """From PyG: what travels along, and what is refused with the way out."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Digests tell arrays apart that were drawn otherwise, and read little of what is large."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 

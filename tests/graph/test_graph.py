@@ -1,7 +1,5 @@
 """The graph: rows, degrees, induced subgraphs and halos, against brute force."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

@@ -1,7 +1,5 @@
 """What the report of a graph says, on graphs where one can count."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

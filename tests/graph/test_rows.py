@@ -1,7 +1,5 @@
 """Looking up node ids."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

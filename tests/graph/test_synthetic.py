@@ -1,7 +1,5 @@
 """The built-in graph has the properties that its docstring promises."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Nodes are found by users' ids, and no more of the files is read than is asked for."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Values that would poison a training are told of at its start, by the node's own number."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models defined by their layers, or by a model of PyG, and what they compute on a whole graph in one process."""
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

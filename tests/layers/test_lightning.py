@@ -1,7 +1,5 @@
 """Evaluation layer by layer as Lightning runs it: always today's rows, and nothing stays of it."""
 
-from __future__ import annotations
-
 import gc
 import os
 import threading

@@ -1,7 +1,5 @@
 """The parts of an evaluation by layers, each against the plainest thing that does the same."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Before an evaluation a few seeds are computed with one more hop, and a model that sees farther is told so."""
 
-from __future__ import annotations
-
 import random
 import warnings
 from typing import Any

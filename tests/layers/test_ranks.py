@@ -1,7 +1,5 @@
 """Evaluations by layers are those of one process on the whole graph, whatever the model, the ranks and their faults."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import os

@@ -1,7 +1,5 @@
 """How far models see: rows are those of one forward of the whole graph, and deeper models are told of."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

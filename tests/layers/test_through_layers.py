@@ -1,7 +1,5 @@
 """A model that is defined once, by its layers, computes what a forward by hand computes, on whatever the batch is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

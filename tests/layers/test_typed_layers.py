@@ -1,7 +1,5 @@
 """Layers of a graph with types, one after the other for all nodes, give the rows of one forward of the whole graph."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

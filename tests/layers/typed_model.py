@@ -1,7 +1,5 @@
 """A model of a typed graph with a method ``layers``, and what it computes by hand, without a line of this package."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

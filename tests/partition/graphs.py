@@ -1,7 +1,5 @@
 """Small graphs for the tests of partitions, and the numbers of a report counted edge by edge."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import torch

@@ -1,7 +1,5 @@
 """What follows from the figures of a partition: the cases that were measured, and memory to the byte."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A partition checks itself, and says what it was given."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

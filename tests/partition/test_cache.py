@@ -1,7 +1,5 @@
 """The cache: one computation, whoever asks, and never a damaged answer."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import multiprocessing

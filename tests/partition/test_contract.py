@@ -1,7 +1,5 @@
 """What every partitioner promises, whatever the graph. A new one is enrolled by one line here."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

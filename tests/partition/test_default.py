@@ -1,7 +1,5 @@
 """Where METIS is not installed another partitioner is the default, and what needs METIS says so."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 import sys

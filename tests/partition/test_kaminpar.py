@@ -1,7 +1,5 @@
 """KaMinPar: what its file holds, what it evens out, and what is said where it is not installed or has no room."""
 
-from __future__ import annotations
-
 import errno
 import os
 from pathlib import Path

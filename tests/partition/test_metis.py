@@ -1,7 +1,5 @@
 """METIS: few cut edges, bounds that hold, and the graph that it is given."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from math import ceil
 

@@ -1,7 +1,5 @@
 """The numbers of a report, against counting edge by edge."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

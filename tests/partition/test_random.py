@@ -1,7 +1,5 @@
 """Random parts: balanced, alike, and without most of their edges."""
 
-from __future__ import annotations
-
 import pytest
 
 from lightning_gnn_dist import RandomPartitioner, communities

@@ -1,7 +1,5 @@
 """Streaming: within its bounds always, and fewer cut edges than random."""
 
-from __future__ import annotations
-
 from math import ceil, sqrt
 
 import pytest

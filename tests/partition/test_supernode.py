@@ -1,7 +1,5 @@
 """Super-nodes lie between METIS and random parts."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

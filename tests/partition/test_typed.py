@@ -1,7 +1,5 @@
 """Partitions of a graph with types: all nodes in one id space, every part with its share of each type's seeds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

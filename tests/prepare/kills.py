@@ -1,7 +1,5 @@
 """Prepare a graph again and again, each time killed a little later, until it is there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Preparing in pieces: the graph that memory would give, after kills and full disks too, or no graph at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -1,7 +1,5 @@
 """A typed graph prepared in bounded memory is the one prepared in memory, also after kills; bad arrays are refused."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

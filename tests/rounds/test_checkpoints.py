@@ -1,7 +1,5 @@
 """What a checkpoint says of the ranks is believed only where it fits, and else refused with the file's name."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

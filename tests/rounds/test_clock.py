@@ -1,7 +1,5 @@
 """Clocks: how long rounds are, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A correction's loss is that of the user's own step: which steps give one, and what is said of the others."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from typing import Any

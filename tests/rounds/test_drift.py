@@ -1,7 +1,5 @@
 """Drift correction is what it says, on several gloo ranks and real parts."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

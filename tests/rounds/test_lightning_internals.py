@@ -1,7 +1,5 @@
 """What is replaced of Lightning is there, says so where it is not, and is given back."""
 
-from __future__ import annotations
-
 import lightning.pytorch as pl
 import pytest
 

@@ -1,7 +1,5 @@
 """Numbers of a round are logged as ``log_dict`` logs them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning.pytorch as pl

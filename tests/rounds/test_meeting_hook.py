@@ -1,7 +1,5 @@
 """A hook of a user's own meets with those of the package, and goes on where a checkpoint stands."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What ranks do not have alike: a module brings it, no strategy touches it, and extensions are imported when asked."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Who does not come to the start is named by those who do, in the time that was stated."""
 
-from __future__ import annotations
-
 import atexit
 import os
 import socket

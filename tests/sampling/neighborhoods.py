@@ -1,7 +1,5 @@
 """A sample of neighbours, its edges, and graphs to draw from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The sampler as it could be written on one page: Python integers, dictionaries, no tricks."""
 
-from __future__ import annotations
-
 from math import frexp, log, sqrt
 from typing import Any
 

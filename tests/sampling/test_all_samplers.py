@@ -1,7 +1,5 @@
 """What holds for every sampler of nodes."""
 
-from __future__ import annotations
-
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 

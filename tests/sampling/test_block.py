@@ -1,7 +1,5 @@
 """Blocks compute what edge_index computes, and less."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import pickle

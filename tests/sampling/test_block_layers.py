@@ -1,7 +1,5 @@
 """PyG's layers compute on ``adj`` what they compute on ``edge_index``, and on ``weighted_adj`` likewise."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

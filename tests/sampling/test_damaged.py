@@ -1,7 +1,5 @@
 """Arrays that are changed after the graph was checked: no loop reads out of bounds, and a sentence says so."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Laws of layer-wise sampling."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

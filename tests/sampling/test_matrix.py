@@ -1,7 +1,5 @@
 """The literal matrix form draws the batches of the compiled samplers."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import numpy as np

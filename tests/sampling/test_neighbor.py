@@ -1,7 +1,5 @@
 """Laws of neighbour sampling."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import chain, combinations, product
 from pathlib import Path

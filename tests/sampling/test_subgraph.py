@@ -1,7 +1,5 @@
 """Laws of samplers whose batch is an induced subgraph."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Laws of neighbour sampling per edge type: the one-page sampler, PyG's subgraph, and keys that decide all."""
 
-from __future__ import annotations
-
 from itertools import chain
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The whole part as one batch."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 

@@ -1,7 +1,5 @@
 """Steps of optimizers on a few weights, by a CorrectionOptimizer and by hand."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """A small fit to hold laws against: one module with switches, and data that differ from rank to rank."""
 
-from __future__ import annotations
-
 import logging
 import warnings
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """A small fit on parts of a graph, to hold laws of LLCG and of drift correction against."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning.pytorch as pl

@@ -1,7 +1,5 @@
 """The optimizer of correction steps: its state, its rate, what it moves and saves, and which it cannot follow."""
 
-from __future__ import annotations
-
 import io
 from typing import Any
 

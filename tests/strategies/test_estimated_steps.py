@@ -1,7 +1,5 @@
 """`trainer.estimated_stepping_batches` is the number of steps that a rank takes: schedules by steps come out right."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Parameters without gradients that ranks change, a GAN's frozen half or a teacher, are equal after meetings."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

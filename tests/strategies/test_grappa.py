@@ -1,7 +1,5 @@
 """Laws of Grappa, on several gloo ranks: what its steps are, what it sends, and what it refuses."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning.pytorch as pl

@@ -1,7 +1,5 @@
 """Passes of Grappa: every training node is a seed once an epoch, and ranks take the same number of steps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

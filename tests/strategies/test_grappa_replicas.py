@@ -1,7 +1,5 @@
 """Replicas of Grappa: equal wherever a run ends, and the same when it was stopped and resumed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import warnings

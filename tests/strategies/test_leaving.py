@@ -1,7 +1,5 @@
 """Ranks leave together, whatever makes one of them want to leave."""
 
-from __future__ import annotations
-
 import os
 import signal
 import warnings

@@ -1,7 +1,5 @@
 """Laws of LLCG, on several gloo ranks and real parts."""
 
-from __future__ import annotations
-
 import pickle
 from functools import partial
 from typing import Any

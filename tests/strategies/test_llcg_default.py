@@ -1,7 +1,5 @@
 """A round of LLCG as it is by default, against one by hand."""
 
-from __future__ import annotations
-
 import copy
 import math
 from typing import Any

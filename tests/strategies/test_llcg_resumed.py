@@ -1,7 +1,5 @@
 """Law 7: a run of LLCG that was stopped and resumed ends where the other ends."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Laws of local SGD, on several gloo ranks: what a meeting computes, what it sends, and what is refused."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from datetime import timedelta

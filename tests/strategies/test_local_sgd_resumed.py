@@ -1,7 +1,5 @@
 """Law 7: a run of local SGD that was stopped at a meeting and resumed ends where the other ends."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What ranks log with `sync_dist=True` is the mean over the seeds of all, however unequal their counts."""
 
-from __future__ import annotations
-
 import warnings
 from typing import Any
 

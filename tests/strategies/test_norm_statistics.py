@@ -1,7 +1,5 @@
 """Statistics of batch normalisation: those of the whole graph, and those that stay as they are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning.pytorch as pl

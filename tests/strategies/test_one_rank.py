@@ -1,7 +1,5 @@
 """Law 6: on one rank every strategy is plain Lightning, to the bit."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

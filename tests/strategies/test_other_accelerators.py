@@ -1,7 +1,5 @@
 """Accelerators that are neither CPU nor CUDA: strategies refuse them before ranks start; one process moves batches."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning.fabric.accelerators.mps as of_fabric

@@ -1,7 +1,5 @@
 """Ranks on processors of different kinds, whose results differ in the last digits, have equal replicas all the same."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

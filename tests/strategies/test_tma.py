@@ -1,7 +1,5 @@
 """Laws of time-based rounds: unequal steps, equal replicas, and nothing in between."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace

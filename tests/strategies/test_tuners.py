@@ -1,7 +1,5 @@
 """Lightning's searches before a fit leave no trace in it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """A fit that averages alone over parts which cannot be averaged says so, once, and what to do."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Parameters that not all ranks use, or that are frozen and freed in a fit of Grappa."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

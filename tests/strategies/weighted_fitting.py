@@ -1,7 +1,5 @@
 """A small fit on parts with coverage, to hold laws of Grappa against."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning.pytorch as pl

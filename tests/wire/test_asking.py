@@ -1,7 +1,5 @@
 """Ranks answer each other at any time, and nothing of the connections is left, however they end."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

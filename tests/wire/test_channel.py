@@ -1,7 +1,5 @@
 """A rank that dies or stops in an exchange is named, with its host, by the errors of the others."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Sums over ranks of several hosts: the sums of all ranks, for the bytes between hosts of one rank each."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A checksum that ranks compare."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Pieces of unequal lengths, on all ranks, and their bytes."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

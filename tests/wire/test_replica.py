@@ -1,7 +1,5 @@
 """Ranks whose weights or optimizers differ are told so by every strategy, and by Lightning's DDP on our data."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranks that are threads of one process."""
 
-from __future__ import annotations
-
 from threading import Barrier
 
 import torch

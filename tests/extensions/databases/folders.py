@@ -1,7 +1,5 @@
 """A small database in text, by hand, and the same in RelBench's layout."""
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Mapping
 from pathlib import Path

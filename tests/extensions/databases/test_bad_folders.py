@@ -1,7 +1,5 @@
 """Folders that cannot be right each get one sentence, which names the file and the way out; odd ones are right."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Columns become rows that a model learns from, by hand; a task hides its columns; what a head says is judged."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tables with keys become a graph: by hand, from both layouts, after kills, in shards, and without a look ahead."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tasks that recommend: trees, answers and MAP@k are those of a walk through the tables by hand, on 1 and 2 ranks."""
 
-from __future__ import annotations
-
 import csv
 from datetime import UTC, datetime
 from functools import cache

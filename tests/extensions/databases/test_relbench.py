@@ -1,7 +1,5 @@
 """Objects that look like RelBench's become the folder that it would have written, and the same graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The made-up shop: the same for the same seed, with an answer that a category, a text and a missing value tell."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

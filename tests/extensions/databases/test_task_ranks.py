@@ -1,7 +1,5 @@
 """A task of a database is learned and judged on several ranks as on one, by the model of the examples."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

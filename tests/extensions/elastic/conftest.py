@@ -1,7 +1,5 @@
 """The lighthouse, by which elastic ranks find each other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

@@ -1,7 +1,5 @@
 """Fits of ranks that die, stand still and come back."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Elastic ranks that send fewer bits, against steps by hand."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest

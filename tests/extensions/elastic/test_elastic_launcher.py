@@ -1,7 +1,5 @@
 """The launcher of elastic ranks: who dies is told, who is left goes on, nobody stays behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

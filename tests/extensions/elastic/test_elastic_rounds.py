@@ -1,7 +1,5 @@
 """Ranks that die, stand still and come back. The others go on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

@@ -1,7 +1,5 @@
 """Membership, as far as one process can tell. The rest is in strategies/test_elastic_rounds.py."""
 
-from __future__ import annotations
-
 import importlib.util
 from typing import Any
 

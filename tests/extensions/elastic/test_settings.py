@@ -1,7 +1,5 @@
 """The sign by which a launcher sees its ranks."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

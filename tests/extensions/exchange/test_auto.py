@@ -1,7 +1,5 @@
 """What boundary="auto" chooses where a user allows an exchange, and keeps in a resumed fit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What boundary=Exchange() needs, sends and leaves behind."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

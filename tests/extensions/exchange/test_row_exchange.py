@@ -1,7 +1,5 @@
 """Rows sent between ranks and their gradients sent back, against one process that has all rows."""
 
-from __future__ import annotations
-
 from datetime import timedelta
 
 import pytest

@@ -1,7 +1,5 @@
 """Exchanges that save bytes or time, and ranks that die, stop, raise or do something else between two of them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Mistakes are answered in the user's terms: words of PyG, and features and labels that a model cannot take."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

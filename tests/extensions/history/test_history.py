@@ -1,7 +1,5 @@
 """Local steps that read rows of the last meeting are those by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial

@@ -1,7 +1,5 @@
 """What rows of meetings cost, what they need, and who is named where a rank does not answer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

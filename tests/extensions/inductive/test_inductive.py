@@ -1,7 +1,5 @@
 """Models are judged and predict on nodes that training has not seen, as one forward over their graph would."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

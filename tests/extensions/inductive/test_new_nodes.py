@@ -1,7 +1,5 @@
 """Rows of nodes that came after training are those of one forward over the graph that has them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

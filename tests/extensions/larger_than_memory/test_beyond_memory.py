@@ -1,7 +1,5 @@
 """An evaluation of a graph larger than what is free reads rows from its files ahead, and gives the same rows."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

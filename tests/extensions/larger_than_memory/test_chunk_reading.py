@@ -1,7 +1,5 @@
 """Chunks that are read from files are the graph among their nodes, and files that changed are refused."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

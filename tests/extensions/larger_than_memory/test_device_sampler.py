@@ -1,7 +1,5 @@
 """In torch operators, on any device, the batches are those of the compiled samplers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from typing import Any

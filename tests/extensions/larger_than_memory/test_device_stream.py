@@ -1,7 +1,5 @@
 """Batches on their way to a device: in which order things happen, and on a GPU that none is overwritten."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace

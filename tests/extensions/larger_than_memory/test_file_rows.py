@@ -1,7 +1,5 @@
 """Batches read from files are those that are read through the map."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

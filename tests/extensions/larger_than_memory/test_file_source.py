@@ -1,7 +1,5 @@
 """Batches whose rows are read from files are those of the graph in RAM, whatever is held and made ahead."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What a fit takes of a host's memory, against sums by hand, and what is said where it does not suffice."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

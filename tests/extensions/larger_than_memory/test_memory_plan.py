@@ -1,7 +1,5 @@
 """Plans say in bytes what lies on a device, and rows that are read most come first."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

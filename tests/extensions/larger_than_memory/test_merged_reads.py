@@ -1,7 +1,5 @@
 """Rows that are read from a file in few requests are those of the array."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The first bulks of the next pass are made during the last batches of a pass, where these need rows from elsewhere."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Ranks of a host hold one part between them, and deal its seeds among them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where batches are made never changes them."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """A graph in chunk order is the graph with other numbers, whole or not there, and says where its chunks begin."""
 
-from __future__ import annotations
-
 import errno
 import json
 from pathlib import Path

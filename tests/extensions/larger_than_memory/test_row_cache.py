@@ -1,7 +1,5 @@
 """The cache holds the rows that are needed soonest, never more than it may, and changes no row."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

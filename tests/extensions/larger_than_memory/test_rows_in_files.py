@@ -1,7 +1,5 @@
 """A fit on a graph whose rows are read from files ahead is the fit in RAM, and leaves nothing, however it ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

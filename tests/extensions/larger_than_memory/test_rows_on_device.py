@@ -1,7 +1,5 @@
 """Batches are the same wherever edges and rows lie: with rows in fewer bytes, edge arrays, types, and from files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

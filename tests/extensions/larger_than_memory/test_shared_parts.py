@@ -1,7 +1,5 @@
 """The part of a host lies in memory once, however many ranks hold it; whoever dies, the others have it."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Some of many chunks at a time: what is learned from when, and what comes out, against sums by hand."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What several pieces of work ask goes in one exchange, and bulks are drawn beside the rows of those before them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from threading import Lock
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches of a typed graph whose rows are read from files are those of the graph in RAM, whatever is held."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A fit on a typed graph whose rows are read from files is the fit in RAM, on ranks and resumed within a pass."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Splits of graphs whose edges have labels, for several tests."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The best links are those of all pairs scored and sorted by hand, on however many ranks and in which chunks."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

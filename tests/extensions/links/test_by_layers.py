@@ -1,7 +1,5 @@
 """Held links are ranked by rows that layers compute for all nodes as by those of sampled neighbourhoods."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Links in time: nothing at or after the time of a target reaches its score, wherever the batch comes from."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """Held links are judged by rows of the whole graph, though layers count the degrees of senders."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Edges with labels: nothing leaks, batches and steps by hand, exact evaluation, and what is refused."""
 
-from __future__ import annotations
-
 import warnings
 from collections import Counter
 from functools import partial

@@ -1,7 +1,5 @@
 """The data module of links: what ranks are asked for, what they do not see, and that ranking is exact."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any, NamedTuple
 

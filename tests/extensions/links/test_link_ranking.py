@@ -1,7 +1,5 @@
 """MRR and Hits@k: ranks with ties, unequal shares, and what cannot be ranked."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

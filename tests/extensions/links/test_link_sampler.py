@@ -1,7 +1,5 @@
 """Edges as seeds: what is removed, what stays, and false edges, which are never true."""
 
-from __future__ import annotations
-
 import torch
 
 from lightning_gnn_dist import Graph, NeighborSampler, communities

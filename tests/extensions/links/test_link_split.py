@@ -1,7 +1,5 @@
 """Splits of edges: nothing leaks, nothing false is true, and a saved one is the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Splits of edges with labels or by masks: nothing is lost, nothing leaks, a saved one is the same; what is refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

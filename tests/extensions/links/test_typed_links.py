@@ -1,7 +1,5 @@
 """Links of one edge type as seeds: batches by hand, exact ranking, equal replicas, and what is refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import cache, partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What would fail in every rank is refused once, by the process that would start them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A call of the trainer whose ranks are processes of their own: what was changed there is changed here."""
 
-from __future__ import annotations
-
 import re
 import signal
 import sys

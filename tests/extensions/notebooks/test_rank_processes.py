@@ -1,7 +1,5 @@
 """Ranks that a process starts: what comes back, who is named when one fails, and that none stays."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Ranks of one host have one copy of the graph between them: of a saved one, and of one that travels by value."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

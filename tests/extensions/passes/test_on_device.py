@@ -1,7 +1,5 @@
 """Layers computed on a device, block by block, give the rows of one forward of the whole graph on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The parts of a pass whose rows may lie in files, each against the plainest thing that does the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One layer at a time gives what the whole graph at once gives, in a budget, on any number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise

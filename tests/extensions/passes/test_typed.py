@@ -1,7 +1,5 @@
 """Rows of all nodes of a graph with types, and its evaluation in shards, by layers that are computed one by one."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

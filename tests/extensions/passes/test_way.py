@@ -1,7 +1,5 @@
 """What is under way to a device and back: in order, waited for only where it takes too many bytes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

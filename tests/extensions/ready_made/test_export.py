@@ -1,7 +1,5 @@
 """What ``torch.export`` makes of a module by its layers: the same rows on graphs of any size, without this package."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

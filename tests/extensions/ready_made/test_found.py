@@ -1,7 +1,5 @@
 """Modules around a model of PyG's, evaluated layer by layer, whatever they do with its rows: always today's rows."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

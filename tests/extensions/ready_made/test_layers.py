@@ -1,7 +1,5 @@
 """The layers of PyG's ready-made models compute what the models compute, on the whole graph and on a batch of it."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from types import MappingProxyType

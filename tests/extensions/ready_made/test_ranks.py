@@ -1,7 +1,5 @@
 """Models of PyG's are evaluated by ranks as one process evaluates them on the whole graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

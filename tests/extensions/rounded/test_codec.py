@@ -1,7 +1,5 @@
 """Rows in fewer bytes: near what they were, right in the mean, and the same for the same draw."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

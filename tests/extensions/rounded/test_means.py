@@ -1,7 +1,5 @@
 """Which tensors of a meeting are rounded. What rounding does is in test_outer.py and test_rounded_mean.py."""
 
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 
 import torch

@@ -1,7 +1,5 @@
 """Means that travel while the next round trains: against rounds by hand, against no overlap, resumed, and in bytes."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import islice
 from pathlib import Path

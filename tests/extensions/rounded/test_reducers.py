@@ -1,7 +1,5 @@
 """Meetings that send few bits: how many bytes that saves, how near the means are, and a run that is resumed."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Gradients in fewer bits: what is lost, what is saved, and that it is the same on all ranks and when resumed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

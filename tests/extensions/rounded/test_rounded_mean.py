@@ -1,7 +1,5 @@
 """Means in fewer bits over members that come and go, held against their true means and what members say they lost."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Strategies whose means go in few bits: LLCG, a search of the learning rate, a fine-tuning, sums by hosts."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import pairwise
 from typing import Any

@@ -1,7 +1,5 @@
 """A graph, requests about it, and modules as users write them, in float64."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning.pytorch as pl

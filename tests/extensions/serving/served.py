@@ -1,7 +1,5 @@
 """A server in a thread of the test, and clients."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Rows of nodes that are asked for, and of new ones: those of one forward over the whole graph with the new nodes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

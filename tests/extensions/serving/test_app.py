@@ -1,7 +1,5 @@
 """The server: rows, refusals in one sentence, a queue that is full, time that is over, and its end."""
 
-from __future__ import annotations
-
 import re
 import socket
 import threading

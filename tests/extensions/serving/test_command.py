@@ -1,7 +1,5 @@
 """``serve``: from a configuration and a checkpoint to answers, and its end by SIGTERM."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The best links that a server answers are those of all pairs scored and sorted by hand, also of new nodes."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning.pytorch as pl

@@ -1,7 +1,5 @@
 """Questions for the best links read the rows of all receivers where they lie, in bounded memory."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A small version of ``benchmarks/serve.py``: nothing is lost or answered wrong under a load that misbehaves."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The page "From training to predictions", from its first line to its last."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

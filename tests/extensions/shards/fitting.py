@@ -1,7 +1,5 @@
 """Fits that are compared: on shards, and on parts of the whole graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small graphs that are opened from shards, and what is drawn of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path

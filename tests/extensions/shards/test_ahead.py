@@ -1,7 +1,5 @@
 """Batches that are asked for ahead are those of the whole graph, and a fit ends cleanly, however it ends."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from contextlib import suppress

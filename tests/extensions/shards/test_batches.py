@@ -1,7 +1,5 @@
 """Batches of a sharded graph are those of the whole graph, and cost what the formula says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """With a halo or an exchange, ranks that hold shards take the steps of one process on the whole graph."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass

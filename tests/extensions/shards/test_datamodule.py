@@ -1,7 +1,5 @@
 """Training on shards is training on parts: to the bit, with every exchange across shards."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluations of shards by layers are those of one process on the whole graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The part of a shard and what a boundary brings along is the part of the whole graph, to the bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

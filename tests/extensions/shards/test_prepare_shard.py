@@ -1,7 +1,5 @@
 """A shard made on its own host is the one that dividing the whole graph gives; kills and wrong files leave none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ranks that share the reading of files make the shards, to the byte, that hosts make which read all of them."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import os

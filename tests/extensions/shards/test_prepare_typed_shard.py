@@ -1,7 +1,5 @@
 """A shard made of typed tables is that of the whole graph, divided, also after kills; bad input is refused."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Shards on disk: all of the graph, each part once, and nothing half-written."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Shards of a typed graph: what they hold, and what is refused of files that do not fit."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Layers of a graph that no host holds say what those of the whole graph say, and each halo is sent once."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial

@@ -1,7 +1,5 @@
 """A rank that stands still while others wait for nodes of its shard is named by them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Batches by time of a graph in shards: those of the whole graph, to the bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

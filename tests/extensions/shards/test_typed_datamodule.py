@@ -1,7 +1,5 @@
 """Training on shards of a typed graph is training on parts of it: to the bit, with every exchange across shards."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A pair of PyG's stores becomes the graph of the Data that holds the same, whatever their layouts and types."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A small fit with a table, of which each rank touches other rows, and the same by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Drift and corrections of models that learn rows: these are not shifted, and corrected as dense ones are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning.pytorch as pl

@@ -1,7 +1,5 @@
 """Rows that become more and more, against a dictionary."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

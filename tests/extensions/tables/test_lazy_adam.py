@@ -1,7 +1,5 @@
 """LazyAdam against torch's Adam and SparseAdam."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

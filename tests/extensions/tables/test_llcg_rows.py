@@ -1,7 +1,5 @@
 """Tables under LLCG: corrections move rows on all ranks alike, and drift correction leaves them out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tables that live with one rank each: fits of them are those of tables that every rank holds whole."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -1,7 +1,5 @@
 """Graphs without features, with rows that live with one rank each: from end to end as with rows that all ranks hold."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

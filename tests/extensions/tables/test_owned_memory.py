@@ -1,7 +1,5 @@
 """A rank of four holds a quarter of a table and of its moments, and in rounds the rows that it touches beside them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

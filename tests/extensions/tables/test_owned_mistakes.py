@@ -1,7 +1,5 @@
 """Tables that live with one rank each: what cannot be trained so, and what becomes of the others after a fault."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import threading

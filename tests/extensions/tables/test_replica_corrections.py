@@ -1,7 +1,5 @@
 """Rows that live with one rank each, under LLCG: corrections are those of tables that all ranks hold."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

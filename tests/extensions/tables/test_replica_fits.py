@@ -1,7 +1,5 @@
 """Rows that live with one rank each, in rounds from end to end: graphs, other ways to step, bytes, faults."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from typing import Any

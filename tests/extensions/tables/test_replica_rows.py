@@ -1,7 +1,5 @@
 """Tables that live with one rank each, in rounds: fits of them are those of tables that all ranks hold."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A rank that stands still while others wait for its rows is named by them."""
 
-from __future__ import annotations
-
 import pytest
 
 from lightning_gnn_dist import GrappaStrategy, Launch

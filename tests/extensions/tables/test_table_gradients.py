@@ -1,7 +1,5 @@
 """Tables under Grappa: its steps are those of one process on the batches of all ranks."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning.pytorch as pl

@@ -1,7 +1,5 @@
 """Tables under strategies of rounds: their rows against means by hand, replicas to the bit, bytes to the number."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning.pytorch as pl

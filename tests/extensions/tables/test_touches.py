@@ -1,7 +1,5 @@
 """Who puts together the rows that ranks have touched is known with two waits."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Graphs without features from end to end: training, exact evaluation, boundaries, shards, and types."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

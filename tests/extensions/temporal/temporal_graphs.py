@@ -1,7 +1,5 @@
 """Small graphs with times: many are equal, some negative, and edges stand there more than once."""
 
-from __future__ import annotations
-
 import torch
 from torch_geometric.data import Data, HeteroData
 

@@ -1,7 +1,5 @@
 """Data modules by time: wherever a batch comes from, no seed of it sees what it must not, and all else is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path

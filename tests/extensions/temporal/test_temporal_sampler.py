@@ -1,7 +1,5 @@
 """Laws of sampling by time: a seed's tree has no event that it must not see, and with all neighbours all others."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections import Counter, defaultdict

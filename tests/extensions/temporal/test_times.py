@@ -1,7 +1,5 @@
 """Times compare exactly, and those that do not are refused, as are graphs and settings without any."""
 
-from __future__ import annotations
-
 import math
 from datetime import timedelta
 from typing import Any

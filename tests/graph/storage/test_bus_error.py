@@ -1,7 +1,5 @@
 """A file that is cut short while it is mapped ends the process, with a sentence."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files of saved graphs that were damaged, swapped or are none: refused in a sentence, before a loop runs on them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

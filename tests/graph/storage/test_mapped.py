@@ -1,7 +1,5 @@
 """Rows of mapped arrays: those of the array, whatever it is mapped from, and no memory for what was only looked at."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

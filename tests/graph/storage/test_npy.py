@@ -1,7 +1,5 @@
 """``.npy`` files in pieces: the bytes that ``np.save`` writes, and no number out of a damaged file."""
 
-from __future__ import annotations
-
 import resource
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A saved graph: the same after opening, cheap to open, refused when damaged, never half-written."""
 
-from __future__ import annotations
-
 import json
 import pickle
 import re

@@ -1,7 +1,5 @@
 """A small typed graph, drawn at random, and comparisons of ``HeteroData``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

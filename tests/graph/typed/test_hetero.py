@@ -1,7 +1,5 @@
 """From ``HeteroData``: real graphs come back as they were, and what cannot be right is refused in one sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A saved typed graph: the same after opening, refused when its files do not fit each other."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import replace

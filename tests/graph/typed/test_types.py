@@ -1,7 +1,5 @@
 """One id space, rows in order of types, arrays by type: against loops over a small graph."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

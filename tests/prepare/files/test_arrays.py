@@ -1,7 +1,5 @@
 """Arrays per node in one file or several, read some rows at a time, and what a folder of them says of a graph."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Edges in files: whatever they lie in, the same edges piece by piece; and no edge out of a damaged file."""
 
-from __future__ import annotations
-
 import gzip
 from collections.abc import Callable
 from pathlib import Path

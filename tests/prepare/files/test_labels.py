@@ -1,7 +1,5 @@
 """An empty cell is no label, in every kind of table; -1 among words, which would become a class, is refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

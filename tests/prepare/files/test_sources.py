@@ -1,7 +1,5 @@
 """Everything that a graph can be read from gives the same graph, and says what is wrong with it."""
 
-from __future__ import annotations
-
 import os
 import zipfile
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Ranges of nodes that fit into memory; keys that are the edges again, also with ids beyond 32 bits."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Columns of words, dates and gaps become numbers, and what becomes of each is told before the graph is written."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Parquet: the graphs that CSV gives, in memory and on disk, and what is wrong in which column."""
 
-from __future__ import annotations
-
 import sys
 import tracemalloc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Texts that DuckDB reads: headings, cells, lines that are no rows, and how many rows there are."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A graph with types from tables is that of the same ``HeteroData``; what cannot be right is refused by file."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """NaN on one rank ends all ranks with its name, or is left out, and never spreads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

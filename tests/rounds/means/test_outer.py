@@ -1,7 +1,5 @@
 """The optimizer of the meetings, against steps by hand."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Objects that travel to other processes: one stays one, large arrays are mapped, and what cannot travel is refused."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

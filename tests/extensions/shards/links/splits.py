@@ -1,7 +1,5 @@
 """A split of edges in shards, and the same split whole, numbered as the shards number it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches of edges across shards are those of the module that has the whole graph, bit for bit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from itertools import islice

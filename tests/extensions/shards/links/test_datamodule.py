@@ -1,7 +1,5 @@
 """Fits on shards of edges: every strategy, exact ranking, copies of shards, resuming, and what is refused."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple

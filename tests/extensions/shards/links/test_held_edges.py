@@ -1,7 +1,5 @@
 """Splits of edges in shards: where each held edge lies, what the index says, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

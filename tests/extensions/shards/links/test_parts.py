@@ -1,7 +1,5 @@
 """The pieces by hand: negatives that owners agree to, the shares of held edges, and how often others are asked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
