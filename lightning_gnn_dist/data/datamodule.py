@@ -559,7 +559,7 @@ class PartitionedDataModule(GraphDataModule):
         kind = chosen_seed_type(where.types, task, "this one")
         whole = where if kind is None or kind == where.types.seeds else where.with_seeds(kind)
         check_typed(whole.types, settings, whole)
-        cutter = None if partitioner == "auto" else partitioner
+        cutter = None if isinstance(partitioner, str) and partitioner == "auto" else partitioner
         home = LocalGraph(whole, running, cutter, holding, asked, coverage)
         learned = NodeTask(home, values)
         learned.check(whole)

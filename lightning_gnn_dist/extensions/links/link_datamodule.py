@@ -159,7 +159,7 @@ class LinkDataModule(GraphDataModule):
             if partitioner is None and boundary.sees_whole_graph:
                 partitioner = RandomPartitioner()
             how: Any = {"fingerprint": known.fingerprint, "shown": asked.shown}
-            cutter = None if partitioner == "auto" else partitioner
+            cutter = None if isinstance(partitioner, str) and partitioner == "auto" else partitioner
             home = LocalGraph(graph, running, cutter, holding, boundary, None, **how)
             _check_parts(home.holding)
             whole = home, values, asked
