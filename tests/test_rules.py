@@ -19,7 +19,7 @@ def table() -> str:
     rows = {
         f"| `{name}` | `{argument}` | {said} |\n"
         for name, kind in public().items()
-        if isinstance(kind, type) and is_dataclass(kind)
+        if isinstance(kind, type) and is_dataclass(kind) and name != "GraphTypes"  # which a graph makes, no user
         for argument, hint in rules_of(kind).items()
         if hint is not bool and (said := words(hint))
     }
