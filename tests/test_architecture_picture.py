@@ -1,5 +1,6 @@
 """The drawing of the architecture says what the imports say: every box is there, and every arrow is an import."""
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -33,6 +34,11 @@ def test_every_box_is_there_and_every_extension_has_one() -> None:
 
 def test_the_columns_meet_in_one_module() -> None:
     assert ("data/datamodule.py", "joint.py") in ARROWS and imports("strategies", "joint.py")
+
+
+def test_every_extension_has_a_page() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| \[", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    assert rows == sorted(EXTENSIONS)
 
 
 @pytest.mark.parametrize(("one", "other"), ARROWS)

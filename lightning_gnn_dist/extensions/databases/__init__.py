@@ -9,5 +9,6 @@ relbench.py         RelBench's objects as a folder; shop.py makes one up, ``ligh
 column_encoder.py   the rows of each type of nodes, from the columns of its table
 task_head.py        what a model says about the questions of a task, with its loss and its metrics
 
-They are modules of torch, which a user's model has, and nothing asks for them; they need no other extension.
+The last two are modules of torch, which a user's model has. The rest comes in by the names of files that ``prepare``
+finds, and by "task of a database" of ``names.EXTENSIONS``; what is recommended needs ``links`` and ``temporal``.
 """
