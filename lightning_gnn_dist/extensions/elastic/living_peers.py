@@ -266,6 +266,9 @@ class LivingPeers(Peers):
             yield
         finally:
             self._world.seen = Seat(0, 1)
+            trainer = self._module().trainer
+            if isinstance(data := datamodule_of(trainer), LightningDataModule):
+                data.trainer = trainer  # which evaluates alone from here on
 
     def _shared_state(self) -> dict[str, Any]:
         trainer = self._module().trainer
