@@ -106,4 +106,5 @@ def instead_of(kind: Any, name: str, known: Collection[str] = ()) -> str:
     package = import_module(__name__.partition(".")[0])
     public = {each: inspect.signature(getattr(package, each)).parameters for each in package.__all__}
     others = [each for each, taken in public.items() if name in taken]
-    return f"It is an argument of {', '.join(others[:5])}." if others else f"It takes {', '.join(known)}."
+    takes = f"It takes {', '.join(known)}." if known else "It takes no argument."
+    return f"It is an argument of {', '.join(others[:5])}." if others else takes

@@ -82,8 +82,8 @@ def cache(caches: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def tmp_path(caches: Path, request: pytest.FixtureRequest) -> Path:
-    """A folder of this test alone. For its own, pytest looks through those of all tests before."""
-    return Path(mkdtemp(prefix=re.sub(r"\W+", "_", request.node.name)[:30], dir=caches))
+    """A folder of this test alone, with a short path, as sockets want. Pytest looks through all folders for its own."""
+    return Path(mkdtemp(prefix=re.sub(r"\W+", "_", request.node.name)[:12], dir=caches))
 
 
 @pytest.fixture(autouse=True)
