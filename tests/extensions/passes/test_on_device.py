@@ -133,7 +133,8 @@ def test_the_host_waits_as_often_for_many_blocks_as_for_few(place: str, monkeypa
     from pretend import notes
 
     given(monkeypatch)
-    monkeypatch.setattr("lightning_gnn_dist.layers.layer_pass._FOR_A_TABLE", 0.2 if place == "device" else 1e-9)
+    place_of_rows = "lightning_gnn_dist.extensions.passes.layer_pass.FOR_A_TABLE"
+    monkeypatch.setattr(place_of_rows, 0.2 if place == "device" else 1e-9)
     module = Sage(3).double().eval().cuda()
     found = list[int]()
     for size in (30, 3):
