@@ -1,4 +1,4 @@
-"""The names by which the core asks for an extension that it does not import."""
+"""The names by which the core asks for what it does not import: extensions, and what few fits need of the core."""
 
 from __future__ import annotations
 

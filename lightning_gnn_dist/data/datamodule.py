@@ -559,8 +559,7 @@ class PartitionedDataModule(GraphDataModule):
         kind = chosen_seed_type(where.types, task, "this one")
         whole = where if kind is None or kind == where.types.seeds else where.with_seeds(kind)
         check_typed(whole.types, settings, whole)
-        cutter = None if isinstance(partitioner, str) and partitioner == "auto" else partitioner
-        home = LocalGraph(whole, running, cutter, holding, asked, coverage)
+        home = LocalGraph(whole, running, partitioner, holding, asked, coverage)
         learned = NodeTask(home, values)
         learned.check(whole)
         super().__init__(learned, _task_elsewhere(running, whole.types))

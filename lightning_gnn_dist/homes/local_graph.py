@@ -43,7 +43,7 @@ from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.budget import Host
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, whole_graph_arrays
 from lightning_gnn_dist.names import extension
-from lightning_gnn_dist.partition.base import Partition, Partitioner
+from lightning_gnn_dist.partition.base import Cut, Partition, Partitioner
 from lightning_gnn_dist.partition.learned import learned_from
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -213,7 +213,8 @@ class LocalGraph(GraphAccess):
     Args:
         graph: The whole graph.
         running: The run, and how its batches are made.
-        partitioner: Cuts the graph into chunks; or a ready partition. None: what suits the strategy and the size.
+        partitioner: Cuts the graph into chunks; or a ready partition. None or ``"auto"``: what suits the strategy and
+            the size.
         holding: Which chunks a rank holds, and which random nodes of others.
         boundary: How edges between parts are treated.
         coverage: Weighs nodes by the share of their neighbourhood in the part. With None there are no weights.
@@ -227,7 +228,7 @@ class LocalGraph(GraphAccess):
         self,
         graph: Graph,
         running: RunContext,
-        partitioner: Partitioner | Partition | None,
+        partitioner: Cut,
         holding: Holding,
         boundary: Boundary,
         coverage: Coverage | None,
@@ -235,7 +236,8 @@ class LocalGraph(GraphAccess):
         fingerprint: str | None = None,
         shown: Shown | None = None,
     ) -> None:
-        self.holding = _checked(graph, partitioner, holding, boundary)
+        named = None if isinstance(partitioner, str) and partitioner == "auto" else partitioner
+        self.holding = _checked(graph, named, holding, boundary)
         self.asked = Isolated() if isinstance(boundary, Auto) and self.holding.residency.turns(1) > 1 else boundary
         self.asked.check_fits(graph)
         if graph.path is None:  # arrays in RAM may have been changed since the graph was built
@@ -247,7 +249,7 @@ class LocalGraph(GraphAccess):
             self._sources = extension(elsewhere).of(running.settings, graph)
         self._evaluation: Any = None  # where the graph is larger than what is free
         self.whole, self._per, self._weighs = graph, self.holding.per, coverage
-        self._partitioner, self._fingerprint, self._shown_edges = partitioner, fingerprint, shown
+        self._partitioner, self._fingerprint, self._shown_edges = named, fingerprint, shown
         self._suited: dict[tuple[bool, bool], Partitioner] = {}
         self._plans: dict[tuple[int, tuple[bool, bool]], Plan] = {}
         self._take(self.asked)

@@ -159,8 +159,7 @@ class LinkDataModule(GraphDataModule):
             if partitioner is None and boundary.sees_whole_graph:
                 partitioner = RandomPartitioner()
             how: Any = {"fingerprint": known.fingerprint, "shown": asked.shown}
-            cutter = None if isinstance(partitioner, str) and partitioner == "auto" else partitioner
-            home = LocalGraph(graph, running, cutter, holding, boundary, None, **how)
+            home = LocalGraph(graph, running, partitioner, holding, boundary, None, **how)
             _check_parts(home.holding)
             whole = home, values, asked
             learned = AnswerEdges(*whole, known) if isinstance(known, Answers) else WholeEdges(*whole, known)
