@@ -79,10 +79,6 @@ SlowMomentum, ends = Watched, []
 pl.Trainer(strategy=SlowMomentumStrategy(EverySteps(16))).fit(model, data)
 assert len(ends) == 1
 """,
-    "class GradientNorm": """
-norms = [hook for hook in trainer.strategy.meeting.hooks if isinstance(hook, GradientNorm)][0].of_rounds
-assert len(norms) == 1 and norms[0] > 0
-""",
     "class StrongTies": """
 least, part, most = (
     PartitionedDataModule(graph, boundary=each).part(0, 4).num_nodes for each in (Isolated(), StrongTies(2), Halo())

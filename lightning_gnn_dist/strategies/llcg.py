@@ -51,8 +51,8 @@ class LLCGStrategy(RoundStrategy):
     which are averaged afterwards. An anchor normalises by the batch too, as local steps do, but draws no dropout and
     moves nothing (:func:`~lightning_gnn_dist.rounds.correction_gradients.without_noise`).
 
-    A round moves the model for the average, S times for the correction steps and for the anchor, by default in 8 bits a
-    number, and twice for Adam's moments, in 16. Averaging moves it once, in 32.
+    A round moves the model for the average, S times for the correction steps, once for the anchor, and twice for Adam's
+    moments. Averaging moves it once. A number takes 32 bits; with ``reducer=Rounded(8)`` 8, and of moments 16.
 
     Arguments that are not listed are those of :class:`~lightning_gnn_dist.rounds.round_strategy.RoundStrategy`.
 
