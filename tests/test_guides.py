@@ -10,7 +10,7 @@ from tests.pages import blocks, run_commands, write_files
 
 # In the order in which one reads on: a graph is prepared, looked at, and asked for predictions.
 GUIDES = ("too-large", "choose", "plan", "gpu-training", "new-nodes")
-ELSEWHERE = ("serve", "scp", "curl", "pytest")  # in serving/test_page.py, or the reader's own
+ELSEWHERE = ("serve", "scp", "curl", "pytest")  # in serving/test_app.py, or the reader's own
 
 
 def commands() -> list[str]:

@@ -43,7 +43,7 @@ from tests.test_readme import as_pyg, names
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 # Run with what they need around them: by the launcher, below; in test_ray.py, test_readme.py, test_tools.py and
-# serving/test_page.py.
+# serving/test_app.py.
 ELSEWHERE = {
     "peers=Elastic())": "elastic",
     "RayDDPStrategy": "hosts",

@@ -1,10 +1,17 @@
 """A call of the trainer whose ranks are processes of their own: what was changed there is changed here."""
 
+import multiprocessing
+import os
 import re
 import signal
+import subprocess
 import sys
 import threading
+import time
 import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +31,16 @@ from lightning_gnn_dist import (
     RandomPartitioner,
 )
 from lightning_gnn_dist.extensions.notebooks.function_launcher import FunctionLauncher
+from lightning_gnn_dist.extensions.notebooks.rank_processes import (
+    How,
+    InterruptedRankError,
+    RankProcesses,
+    RankTraceback,
+)
 from lightning_gnn_dist.rounds.launching.launchers import start_method_here
 from tests.data_fitting import full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE
+from tests.memory import reads_memory
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 
@@ -225,3 +239,248 @@ def test_ranks_are_started_as_the_place_allows(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(sys, "argv", [str(script)])
     monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
     assert start_method_here(Launch(), has_started=False) in ("forkserver", "spawn")
+
+
+# Ranks that a process starts: what comes back, who is named when one fails, and that none stays.
+
+
+WAITS = 600.0  # seconds that a rank is there unless it is ended
+
+
+@dataclass
+class Task:
+    """Does what ``act`` does, and what ``tear_down`` does when that has failed."""
+
+    act: Callable[[int], Any]
+    tear_down: Callable[[int], None] = lambda rank: None
+    returned: Any = None
+    failure: tuple[BaseException, float] | None = None
+
+    def shared(self) -> list[object]:
+        return [self]
+
+    def run(self) -> How:
+        rank = int(os.environ["LOCAL_RANK"])
+        try:
+            self.returned = self.act(rank)
+        except ValueError as error:
+            self.failure = error, time.monotonic()
+            self.tear_down(rank)
+            raise
+        return "done"
+
+    def result(self, how: How) -> Any:
+        return how, self.returned, self
+
+    def on_interrupt(self) -> None:
+        raise InterruptedRankError
+
+
+class TwoWordsError(Exception):
+    def __init__(self, one: str, two: str) -> None:  # cannot be made again from its args
+        super().__init__(f"{one} {two}")
+
+
+def ranks_of(act: Callable[[int], Any], count: int = 2, **more: Any) -> RankProcesses:
+    return RankProcesses(Task(act, **more), count, "fork", dict(os.environ))
+
+
+def wait_unless(rank: int, act: Callable[[], Any]) -> Callable[[int], Any]:
+    def do(own: int) -> None:
+        if own == rank:
+            act()
+        time.sleep(WAITS)
+
+    return do
+
+
+def fail(error: BaseException) -> Callable[[], Any]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def test_results_come_back_and_refer_to_what_is_here() -> None:
+    ranks = ranks_of(lambda rank: rank * 10)
+    assert ranks.run() is None and not ranks.was_interrupted
+    assert [ranks.outcomes[rank].result[:2] for rank in (0, 1)] == [("done", 0), ("done", 10)]
+    assert ranks.outcomes[1].result[2] is ranks.work
+
+
+@pytest.mark.slow
+def test_a_module_beside_a_notebook_is_found_after_a_change_of_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside_a_notebook.py").write_text("def tens(rank):\n    return 10 * rank + 10\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in a kernel
+    ranks = RankProcesses(Task(import_module("beside_a_notebook").tens), 1, "spawn", dict(os.environ))
+    assert ranks.run() is None
+    assert ranks.outcomes[0].result[:2] == ("done", 10)
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "message"),
+    [
+        (fail(ValueError("odd labels")), ValueError, "odd labels"),
+        (fail(TwoWordsError("odd", "labels")), RuntimeError, r"TwoWordsError: odd labels$"),
+        (fail(SystemExit(0)), RuntimeError, r"sys.exit\(0\) was called before the end of the work"),
+        (lambda: os._exit(0), RuntimeError, "Rank 1 ended with exit code 0, but not at the end of its work"),
+        (lambda: os._exit(1), RuntimeError, "Rank 1 ended with exit code 1 and wrote down no reason: is the disk"),
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), RuntimeError, "Rank 1 was killed by SIGKILL. The other ranks"),
+    ],
+)
+def test_the_rank_that_fails_is_heard_and_the_others_end(
+    act: Callable[[], Any], kind: type[BaseException], message: str
+) -> None:
+    start = time.monotonic()
+    ranks = ranks_of(wait_unless(1, act))
+    error = ranks.run()
+    with pytest.raises(kind, match=message):
+        raise error or AssertionError
+    assert time.monotonic() - start < WAITS / 2
+    assert all(not process.is_alive() for process in ranks._processes)
+    if isinstance(error, ValueError):
+        assert isinstance(error.__cause__, RankTraceback) and "in rank 1" in str(error.__cause__)
+        assert "raise error\nValueError: odd labels" in str(error.__cause__)
+
+
+def test_of_several_failures_the_first_is_the_cause() -> None:
+    failed = [multiprocessing.Event() for _ in range(3)]
+
+    def act(rank: int) -> None:  # rank 2 fails first, then rank 1, then rank 0
+        assert rank == 2 or failed[rank + 1].wait(WAITS)
+        raise ValueError(f"of rank {rank}")
+
+    def tear_down(rank: int) -> None:  # rank 0 ends first; the others are interrupted then
+        failed[rank].set()
+        if rank > 0:
+            time.sleep(WAITS)
+
+    assert str(ranks_of(act, 3, tear_down=tear_down).run()) == "of rank 2"
+
+
+@pytest.fixture
+def listens_to_interrupts() -> Iterator[None]:
+    """A shell that starts a command in the background lets it ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listens_to_interrupts")
+@pytest.mark.parametrize("who", ["here", "a rank"])
+def test_an_interrupt_ends_all_whoever_gets_it(who: str) -> None:
+    if who == "here":
+        begun = [multiprocessing.Event() for _ in range(2)]
+
+        def interrupt() -> None:
+            if all(event.wait(WAITS) for event in begun):
+                os.kill(os.getpid(), signal.SIGINT)
+
+        def act(rank: int) -> None:
+            begun[rank].set()
+            time.sleep(WAITS)
+
+        threading.Thread(target=interrupt, daemon=True).start()
+        ranks = ranks_of(act)
+    else:
+        ranks = ranks_of(wait_unless(1, lambda: os.kill(os.getpid(), signal.SIGINT)))
+    assert ranks.run() is None and ranks.was_interrupted
+    assert all(not process.is_alive() for process in ranks._processes)
+    assert all(ranks.outcomes[rank].how == "interrupted" for rank in ranks.outcomes)
+
+
+def test_words_of_ranks_are_shown_where_stdout_was_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    def act(rank: int) -> None:
+        print(f"rank {rank} says é")
+        os.write(2, b"and below Python\n")
+        assert sys.stdout.line_buffering
+
+    assert ranks_of(act).run() is None
+    said = capsys.readouterr()
+    assert sorted(said.out.splitlines()) == ["rank 0 says é", "rank 1 says é"]
+    assert said.err.count("and below Python") == 2
+
+
+# Ranks of one host have one copy of the graph between them: of a saved one, and of one that travels by value.
+
+
+RANKS, MEGABYTES = 4, 64
+SCRIPT = """
+import sys, torch, lightning.pytorch as pl
+from pathlib import Path
+from lightning_gnn_dist import EverySteps, Graph, LocalSGDStrategy, PartitionedDataModule, RandomPartitioner
+from lightning_gnn_dist.rounds.launching.launch import Launch
+
+START, PLACE, MEGABYTES = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+
+def made():
+    nodes = MEGABYTES << 12  # 256 bytes of features each
+    torch.manual_seed(0)
+    mask = torch.arange(nodes) % 1000 == 0
+    arrays = {"x": torch.rand(nodes, 64), "y": torch.zeros(nodes, dtype=torch.int64), "train_mask": mask}
+    return Graph(torch.arange(nodes + 1), torch.arange(nodes, dtype=torch.int32), arrays)
+
+def pss(address):
+    # Of the map that an address lies in, and of the whole process, in bytes.
+    maps, found, total = Path("/proc/self/smaps").read_text().splitlines(), False, 0
+    for line in maps:
+        if "-" in line.split()[0]:
+            begin, end = (int(each, 16) for each in line.split()[0].split("-"))
+            found = begin <= address < end
+        elif found and line.startswith("Pss:"):
+            total += int(line.split()[1]) << 10
+    return total, int(Path("/proc/self/smaps_rollup").read_text().split("Pss:")[1].split()[0]) << 10
+
+class Looks(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(64, 2)
+
+    def training_step(self, batch, index):
+        x = self.trainer.datamodule.graph.node_arrays["x"]
+        x.sum()  # every page is in memory
+        self.trainer.strategy.barrier()
+        of_map, of_all = pss(x.data_ptr())
+        (PLACE / f"rank_{self.global_rank}.txt").write_text(f"{of_map / x.nbytes} {of_all / x.nbytes}")
+        self.trainer.strategy.barrier()
+        return self.linear(batch.x)[: batch.batch_size].square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+if __name__ == "__main__":
+    saved = PLACE / "graph"
+    strategy = LocalSGDStrategy(EverySteps(1), launch=Launch(start_method=START))
+    trainer = pl.Trainer(accelerator="cpu", devices=4, strategy=strategy, max_epochs=1, logger=False,
+                         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    data = PartitionedDataModule(Graph.open(saved) if saved.exists() else made(), partitioner=RandomPartitioner())
+    trainer.fit(Looks(), data)
+"""
+SAVE = "from script import made, PLACE; made().save(PLACE / 'graph')"
+
+
+def copies(start: str, folder: Path, *, is_saved: bool, megabytes: int = MEGABYTES) -> tuple[float, float]:
+    """The copies of the features that ranks hold between them, and their whole memory, in parts of the features."""
+    (folder / "script.py").write_text(SCRIPT)
+    variables = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"}
+    arguments = [start, str(folder), str(megabytes)]
+    for command in [["-c", SAVE]] * is_saved + [["script.py"]]:
+        run = [sys.executable, *command, *arguments]
+        ran = subprocess.run(run, env=variables, cwd=folder, capture_output=True, text=True, timeout=500)
+        assert ran.returncode == 0, ran.stderr
+    found = [(folder / f"rank_{rank}.txt").read_text().split() for rank in range(RANKS)]
+    of_map, of_all = (sum(map(float, each)) for each in zip(*found, strict=True))
+    return of_map, of_all
+
+
+@pytest.mark.slow
+@reads_memory
+@pytest.mark.parametrize(
+    ("start", "is_saved"), [("popen", True), ("forkserver", False), ("fork", False)], ids=["saved", "by value", "fork"]
+)
+def test_ranks_hold_one_copy(start: str, is_saved: bool, tmp_path: Path) -> None:
+    of_map, _ = copies(start, tmp_path, is_saved=is_saved)
+    assert 0.2 < of_map < 2  # a map of memory may hold more beside the features; four copies would be 4

@@ -1,14 +1,25 @@
 """What is under way to a device and back: in order, waited for only where it takes too many bytes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from lightning_gnn_dist import Graph
 from lightning_gnn_dist.extensions.passes import forecast
+from lightning_gnn_dist.extensions.passes import nodes as of_nodes
 from lightning_gnn_dist.extensions.passes.forecast import Forecast, Memory, bytes_there
+from lightning_gnn_dist.extensions.passes.layer_pass import LayerPass
+from lightning_gnn_dist.extensions.passes.nodes import WholeNodes
+from lightning_gnn_dist.extensions.passes.row_table import Room, RowTable
 from lightning_gnn_dist.extensions.passes.way import UnderWay, WayAndBack
+from lightning_gnn_dist.graph.storage.mapped import all_maps
 from lightning_gnn_dist.layers.budget import LEAST_BYTES
+from lightning_gnn_dist.layers.layer_pass import Work
+from lightning_gnn_dist.wire.channel import open_channel
+from tests.layers.models import Appnp, Sage, graph_of, uneven_data, whole_rows
 
 CUDA = torch.device("cuda", 0)
 
@@ -101,3 +112,100 @@ def test_rows_in_tables_are_no_part_of_a_batch() -> None:
     assert forecast.allowed == pytest.approx(100e6 / 3), "at most half as much as before"
     forecast.was_too_much(10e6)
     assert forecast.allowed <= 10e6 / 2
+
+
+# The parts of a pass whose rows may lie in files, each against the plainest thing that does the same.
+
+
+CPU = torch.device("cpu")
+DATA = uneven_data()
+GRAPH = graph_of(DATA)
+
+
+@pytest.mark.parametrize("most_bytes", [0, 1 << 30], ids=["file", "RAM"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("shape", [(3,), (2, 3), ()], ids=str)
+@pytest.mark.parametrize("ids", [range(5, 25), range(1, 60, 3)], ids=["range", "some"])
+def test_a_table_gives_the_rows_that_it_got(most_bytes, dtype, shape, ids, tmp_path):
+    nodes = torch.tensor(ids)
+    rows = torch.randn(len(nodes), *shape).to(dtype)
+    table = RowTable(nodes, rows, Room(most_bytes, tmp_path))
+    assert table.is_file == (most_bytes == 0)
+    assert list(tmp_path.rglob("*")) == []
+    for part in torch.randperm(len(nodes)).split(6):
+        table.write(nodes[part], rows[part])
+    order = torch.randperm(len(nodes)).repeat(2)
+    found = table.take(nodes[order])
+    assert found.dtype == dtype
+    assert found.equal(rows[order])
+    assert table.take(nodes[:0]).shape == (0, *shape)
+
+
+def rows_of(layers: Any, seeds: Tensor, budget_bytes: int, folder: Path | None = None, graph: Graph = GRAPH) -> Tensor:
+    nodes = WholeNodes(graph, seeds, layers, 1, budget_bytes)
+    work = LayerPass(nodes, open_channel(1), Work(CPU, None, True, budget_bytes), folder)
+    with torch.no_grad():
+        return work.rows(layers, work.plan(seeds, len(layers))).take([seeds])[0]
+
+
+@pytest.mark.parametrize("budget_bytes", [1, 3_000, 20_000, 1 << 30])
+def test_many_small_batches_make_the_rows_of_one(budget_bytes, tmp_path):
+    module, sizes = Sage(3).double(), []
+    expected = whole_rows(module, DATA)
+    layers = [lambda batch, layer=layer: sizes.append(batch.batch_size) or layer(batch) for layer in module.layers()]
+    seeds = DATA.test_mask.nonzero().view(-1)
+    assert torch.allclose(rows_of(layers, seeds, budget_bytes, tmp_path), expected[seeds], rtol=0, atol=1e-12)
+    assert (len(sizes) == 3) == (budget_bytes == 1 << 30)
+    assert (set(sizes) == {1}) == (budget_bytes == 1)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_graph_in_files_is_read_without_keeping_its_pages(tmp_path, monkeypatch):
+    GRAPH.save(tmp_path / "graph")
+    graph, module, looks = Graph.open(tmp_path / "graph"), Appnp(3).double(), []
+    monkeypatch.setattr(of_nodes, "all_maps", lambda: looks.append(1) or all_maps())
+    expected, seeds = whole_rows(module, DATA), DATA.test_mask.nonzero().view(-1)
+    rows = rows_of(module.layers(), seeds, 3_000, tmp_path, graph)
+    assert torch.allclose(rows, expected[seeds], rtol=0, atol=1e-12)
+    assert looks == [1]
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA"), MemoryError(), RuntimeError("can't allocate memory:")]
+)
+def test_a_batch_that_finds_no_memory_is_halved(error):
+    module, sizes = Sage(2).double(), []
+    expected, (first, last) = whole_rows(module, DATA), module.layers()
+
+    def short(batch: Any) -> Tensor:
+        sizes.append(batch.batch_size)
+        if batch.batch_size > 20:
+            raise error
+        return first(batch)
+
+    seeds = DATA.test_mask.nonzero().view(-1)
+    assert torch.allclose(rows_of([short, last], seeds, 1 << 30), expected[seeds], rtol=0, atol=1e-12)
+    assert len(sizes) > 3 and sizes[0] > 20
+    with pytest.raises(type(error)):
+        rows_of([short, lambda batch: (_ for _ in ()).throw(error)], seeds, 1 << 30)
+
+
+def test_what_was_kept_of_large_batches_is_no_part_of_small_ones():
+    held = 0
+    forecast = Forecast(100e6, Memory(lambda: held, lambda: held, lambda: True))
+
+    def next_after(foreseen: float, taken: int) -> float:
+        nonlocal held
+        forecast.begin()
+        held = max(held, taken)  # an allocator that gives nothing back
+        forecast.end(foreseen, 0)
+        return forecast.allowed
+
+    assert forecast.allowed == 25e6
+    assert next_after(25e6, 50_000_000) == 50e6, "it took twice what was foreseen"
+    assert next_after(50e6, 100_000_000) == 50e6
+    assert next_after(5e6, 10_000_000) == 50e6, "the rest of a layer"
+    fitting = next_after(50e6, 150_000_000)
+    assert fitting == pytest.approx(100e6 / 3), "a layer that takes three times what is foreseen"
+    assert next_after(fitting, 100_000_000) == fitting
+    assert next_after(5e6, 15_000_000) == fitting

@@ -2,15 +2,21 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from lightning_gnn_dist import GrappaStrategy, LocalSGDStrategy, Outer, Overlapped, Rounded
+from lightning_gnn_dist.extensions.rounded import gradients as rounded_gradients
+from lightning_gnn_dist.extensions.rounded.gradients import RoundedGradients
 from lightning_gnn_dist.extensions.rounded.rounded_mean import ROW
 from lightning_gnn_dist.wire.collectives import traffic
-from tests.ranks import run_ranks
+from tests.every_strategy import PATIENCE
+from tests.ranks import RankError, run_ranks
 from tests.rounds.means.test_outer import stopped_and_resumed
-from tests.strategies.fitting import State, differs, fit, local_sgd, same_start, state_of
+from tests.strategies.fitting import Net, State, differs, fit, local_sgd, same_start, state_of
 
 
 def sent(rank: int, world_size: int, reducers: list[Rounded | None]) -> tuple[list[State], list[float]]:
@@ -61,3 +67,100 @@ def late_gradients(rank: int, world_size: int) -> str:
 
 def test_gradients_of_a_step_cannot_come_late() -> None:
     assert all("use reducer=Rounded(8), or a strategy of rounds" in told for told in run_ranks(late_gradients, 2))
+
+
+# Gradients in fewer bits: what is lost, what is saved, and that it is the same on all ranks and when resumed.
+
+
+def trained(rank: int, world_size: int, bits: list[Any], options: dict[str, Any]) -> list[tuple[State, float]]:
+    found = []
+    unused = options.pop("find_unused_parameters", False)
+    for number in bits:
+        torch.manual_seed(0)
+        module, strategy = (
+            Net(),
+            GrappaStrategy(reducer=Rounded(number) if number else None, find_unused_parameters=unused, **PATIENCE),
+        )
+        before = traffic.bytes_sent
+        trainer = fit(rank, strategy, module, devices=world_size, **options)
+        found.append((state_of(module), (traffic.bytes_sent - before) / trainer.global_step))
+    return found
+
+
+@pytest.mark.slow
+def test_gradients_in_fewer_bits_are_fewer_bytes_and_nearly_the_same() -> None:
+    options = {"accumulate_grad_batches": 2, "find_unused_parameters": True}
+    first, second = run_ranks(trained, 2, [None, 16, 8], options)
+    for (mine, _), (other, _) in zip(first, second, strict=True):
+        assert differs(mine, other) == 0.0
+    (exact, whole), (sixteen, half), (eight, quarter) = first
+    assert 0 < differs(exact, sixteen) < 3e-3
+    assert 0 < differs(exact, eight) < 3e-2
+    numbers = sum(tensor.numel() for tensor in exact.values())
+    rest = whole - 4 * numbers  # the ring of two ranks
+    assert half - rest == pytest.approx(16 + 2 * (2 * ROW))  # weight and length; a row to the other rank, and a mean
+    assert quarter - rest == pytest.approx(16 + 2 * (ROW + 8))
+
+
+def test_one_rank_sends_and_rounds_nothing() -> None:
+    (((exact, _), (eight, sent)),) = run_ranks(trained, 1, [None, 8], {})
+    assert differs(exact, eight) == sent == 0.0
+
+
+class Uneven(Net):
+    """The last layer has no part in some losses of one rank, and a step takes two passes."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        short = self.trainer.global_rank == 1 and self.trainer.global_step % 2 == 0
+        return self.layers[:-1](batch[0]).square().mean() if short else super().training_step(batch)
+
+
+def in_buckets(rank: int, world_size: int, folder: Path) -> tuple[list[State], list[bool]]:
+    """Weights of fits whose every parameter is a bucket: sent in the backward pass, after it, and resumed."""
+    rounded_gradients.NUMBERS_OF_A_BUCKET = 1
+    send, within = RoundedGradients._send, []
+
+    def noted(self: RoundedGradients) -> None:
+        within.append(torch._C._current_graph_task_id() != -1)
+        send(self)
+
+    RoundedGradients._send = noted  # type: ignore[method-assign]
+
+    def run(epochs: int, looks: bool = False, path: Path | None = None) -> Any:
+        torch.manual_seed(0)
+        module, strategy = (
+            Uneven(optimizer="Adam"),
+            GrappaStrategy(reducer=Rounded(8), find_unused_parameters=looks, **PATIENCE),
+        )
+        options = {"max_epochs": epochs, "accumulate_grad_batches": 2, "ckpt_path": None if path is None else str(path)}
+        return fit(rank, strategy, module, devices=world_size, **options), module
+
+    _, during = run(4)
+    _, after = run(4, looks=True)
+    half, _ = run(2)
+    half.save_checkpoint(folder / "half.ckpt")
+    _, resumed = run(4, path=folder / "half.ckpt")
+    return [state_of(module) for module in (during, after, resumed)], within
+
+
+def test_what_is_sent_during_the_backward_pass_is_what_is_sent_after_it(tmp_path: Path) -> None:
+    (first, within), (second, _) = run_ranks(in_buckets, 2, tmp_path)
+    assert within and all(within)
+    assert all(differs(first[0], other) == 0.0 for other in [*first[1:], *second])
+
+
+class FrozenHere(Net):
+    """Freezes a layer on one rank alone."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1 and self.trainer.global_rank == 1:
+            self.layers[-1].requires_grad_(False)
+
+
+def freeze(rank: int, world_size: int) -> None:
+    fit(rank, GrappaStrategy(reducer=Rounded(8), **PATIENCE), FrozenHere(), devices=world_size)
+
+
+def test_a_layer_that_one_rank_has_frozen_is_refused() -> None:
+    with pytest.raises(RankError, match=r"about to average different numbers of values: \[49, 40\]"):
+        run_ranks(freeze, 2)

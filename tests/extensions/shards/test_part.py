@@ -1,8 +1,13 @@
 """The part of a shard and what a boundary brings along is the part of the whole graph, to the bit."""
 
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
+import pytest
 import torch
 from torch import Tensor
 
@@ -10,6 +15,7 @@ from lightning_gnn_dist import (
     Coverage,
     Exchange,
     Graph,
+    GrappaStrategy,
     Halo,
     Isolated,
     NeighborSampler,
@@ -18,12 +24,17 @@ from lightning_gnn_dist import (
     WholePartSampler,
     save_shards,
 )
-from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto
 from lightning_gnn_dist.extensions.shards import part as part_module
 from lightning_gnn_dist.extensions.shards import remote_graph
 from lightning_gnn_dist.extensions.shards.part import read_part
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.homes.access import Owners
 from tests.batch_contents import check_same
+from tests.boundary.models import MODELS, READY, Weights, check_learned, model, weighted_data, weights_of
+from tests.boundary.test_whole_graph import odd
+from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE, plain_ddp
 from tests.extensions.shards.graphs import opened
 from tests.graph.parted import (
     in_order_of_parts,
@@ -32,6 +43,7 @@ from tests.graph.parted import (
     typed_graph_of_widths,
     uneven_partition,
 )
+from tests.layers.models import graph_of
 from tests.ranks import run_ranks
 
 BOUNDARIES: list[Boundary] = [Isolated(), Halo(1), Halo(3), Halo(2, neighbors=2)]
@@ -115,3 +127,177 @@ def test_of_types_too(tmp_path: Path) -> None:
             expected = part_of_whole(whole, owner, boundary, rank)
             ids = {f"nodes/{kind}/n_id": of[expected[f"nodes/{kind}/n_id"]] for kind, of in before.items()}
             check_same([found], [expected | ids])
+
+
+# With a halo or an exchange, ranks that hold shards take the steps of one process on the whole graph.
+
+
+STEPS = 4
+Case = tuple[str, int, Boundary]
+
+
+def divided(num_shards: int, folder: Path) -> Partition:
+    """Shards of unequal sizes: of four, one has no training node, and one no edge to others."""
+    data = weighted_data()
+    owner = odd(data, 2 if num_shards == 2 else 5).assignment  # whose fifth has no node
+    partition = Partition(owner, num_shards)
+    save_shards(graph_of(data), partition, folder / "shares")
+    return partition
+
+
+def options(num_layers: int, boundary: Boundary) -> dict[str, Any]:
+    whole = isinstance(boundary, Exchange)
+    sampler = WholePartSampler(num_layers) if whole else NeighborSampler([-1] * num_layers)
+    return {"sampler": sampler, "boundary": boundary, "seed": 3}
+
+
+def quick(world_size: int, strategy: Any = None, **more: Any) -> pl.Trainer:
+    defaults: dict[str, Any] = {"max_epochs": STEPS, "limit_val_batches": 0, "precision": "64-true"}
+    return trainer(world_size, strategy or GrappaStrategy(**PATIENCE), **(defaults | more))
+
+
+def fit(
+    rank: int, world_size: int, folder: Path, cases: list[Case], strategy: Callable[[], Any] | None = None
+) -> list[Weights]:
+    found = []
+    for name, num_layers, boundary in cases:
+        module, data = model(name, num_layers), Watched(folder / "shares", **options(num_layers, boundary))
+        validates = {"limit_val_batches": 1.0} if name == "JK" else {}
+        watch = [data.watch()] if isinstance(boundary, Exchange) else []
+        quick(world_size, strategy and strategy(), callbacks=watch, **validates).fit(module, data)
+        found.append(weights_of(module))
+    return found
+
+
+class Watched(PartitionedDataModule):
+    """Sees whether what was fetched is held twice."""
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        with_senders = self._home.with_senders
+
+        def watched(part: Graph) -> tuple[Graph, Tensor, Owners]:
+            found, seeds, owners = with_senders(part)
+            self.fetched = weakref.ref(found.node_arrays["x"])
+            return found, seeds, owners
+
+        self._home.with_senders = watched  # type: ignore[method-assign]
+
+    def watch(self) -> pl.Callback:
+        class Watch(pl.Callback):
+            def on_train_batch_start(_, *args: Any) -> None:
+                assert self.fetched() is None, "the part is held beside its batch"
+
+        return Watch()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_shards", [2, 4])
+def test_no_model_loses_anything(num_shards: int, tmp_path: Path) -> None:
+    divided(num_shards, tmp_path)
+    cases: list[Case] = [(name, 3, Exchange()) for name in MODELS + READY]
+    cases += [("SAGE", 1, Exchange()), ("GAT", 2, Exchange())]
+    check_learned(cases, run_ranks(fit, num_shards, tmp_path, cases), STEPS)
+
+
+@pytest.mark.slow
+def test_an_exchange_loses_nothing_under_ddp(tmp_path: Path) -> None:
+    divided(4, tmp_path)
+    cases: list[Case] = [("SAGE", 2, Exchange()), ("JK", 3, Exchange())]
+    check_learned(cases, run_ranks(fit, 4, tmp_path, cases, plain_ddp), STEPS)
+
+
+def test_halos_as_deep_as_the_model_lose_nothing(tmp_path: Path) -> None:
+    divided(2, tmp_path)
+    cases: list[Case] = [("GCN", 2, Halo(2)), ("SAGE", 3, Halo(3))]
+    check_learned(cases, run_ranks(fit, 2, tmp_path, cases), STEPS)
+
+
+@pytest.mark.slow
+def test_two_copies_of_all_shards_lose_nothing_with_halos(tmp_path: Path) -> None:
+    divided(2, tmp_path)
+    cases: list[Case] = [("GAT", 2, Halo(2))]
+    check_learned(cases, run_ranks(fit, 4, tmp_path, cases), STEPS)
+
+
+def fit_again(
+    rank: int, world_size: int, folder: Path, name: str, boundary: Boundary, partition: Partition
+) -> list[Weights]:
+    """Weights of a fit on shards that never stopped, of one that did, and of one on the whole graph, cut alike."""
+    path, data, found = folder / "half.ckpt", [], []
+    whole = Graph.open(folder / "whole")
+    for epochs, resumes in ((STEPS, None), (STEPS // 2, None), (STEPS, path)):
+        data = PartitionedDataModule(folder / "shares", **options(2, boundary))
+        module, running = model(name, 2), quick(world_size, max_epochs=epochs)
+        running.fit(module, data, ckpt_path=resumes)
+        if epochs < STEPS:
+            running.save_checkpoint(path)
+        else:
+            found.append(weights_of(module))
+    module = model(name, 2)
+    quick(world_size).fit(module, PartitionedDataModule(whole, partitioner=partition, **options(2, boundary)))
+    return [*found, weights_of(module)]
+
+
+@pytest.mark.parametrize(
+    ("name", "boundary"),
+    [
+        ("GAT", Exchange(share=0.5)),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [("SAGE", Exchange(every=2)), ("SAGE", Halo(1, neighbors=2)), ("GCN", Halo(2, bytes=3000))]
+        ),
+    ],
+    ids=repr,
+)
+def test_a_fit_on_shards_is_one_on_parts_also_when_it_is_resumed(name: str, boundary: Any, tmp_path: Path) -> None:
+    partition = divided(2, tmp_path)
+    in_order_of_parts(graph_of(weighted_data()), partition).save(tmp_path / "whole")
+    in_order = Partition(partition.assignment.sort().values, 2)
+    for straight, resumed, on_parts in run_ranks(fit_again, 2, tmp_path, name, boundary, in_order):
+        for key, value in straight.items():
+            assert torch.equal(resumed[key], value) and torch.equal(on_parts[key], value), key
+
+
+# What is refused.
+
+
+@dataclass(frozen=True)
+class Another(Boundary):
+    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
+        return [graph.halo(residents)]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"boundary": Exchange()}, r"takes sampler=WholePartSampler\(num_hops\).*got None"),
+        ({"boundary": Another()}, r"boundary must be Isolated\(\), Halo\(\), Exchange\(\) or Fetch\(\).*got Another"),
+    ],
+)
+def test_boundaries_that_shards_do_not_have_are_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    divided(2, tmp_path)
+    with pytest.raises(ValueError, match=message):
+        PartitionedDataModule(tmp_path / "shares", **given)
+
+
+def refused(rank: int, world_size: int, folder: Path, num_layers: int, boundary: Boundary) -> str:
+    try:
+        data = PartitionedDataModule(folder / "shares", **options(num_layers, boundary))
+        quick(world_size).fit(model("SAGE", 2), data)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "boundary", "message"),
+    [
+        (4, Exchange(), "takes one rank for each shard, and 4 ranks hold the 2 shards of"),
+        (2, Halo(bytes=10), "has no room for a single node"),
+    ],
+)
+def test_fits_that_cannot_be_are_refused(num_ranks: int, boundary: Any, message: str, tmp_path: Path) -> None:
+    divided(2, tmp_path)
+    for said in run_ranks(refused, num_ranks, tmp_path, 2, boundary):
+        assert message in said

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATv2Conv, GCNConv, SAGEConv
 
-from lightning_gnn_dist import Graph, Partition, layers_of, predict_by_layer, save_shards
+from lightning_gnn_dist import Graph, Partition, RandomPartitioner, layers_of, predict_by_layer, save_shards
 from lightning_gnn_dist.extensions.passes import layer_pass, row_table
 from lightning_gnn_dist.extensions.passes.prediction import Prediction
 from lightning_gnn_dist.extensions.shards.nodes import Division, ShardNodes
@@ -28,6 +28,10 @@ from tests.data_fitting import trainer
 from tests.every_strategy import plain_ddp
 from tests.extensions.passes.test_prediction import Bipartite, Deep, at_most
 from tests.graph.parted import small_graph, some_partition
+from tests.layers.models import MODELS, graph_of, uneven_data
+from tests.layers.test_probe import on_two_ranks
+from tests.layers.test_ranks import SLOW, check, evaluate
+from tests.layers.test_sight import check_ranks, sparse_data
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
 
@@ -206,3 +210,35 @@ def test_neither_a_shard_nor_its_halo_is_held(tmp_path: Path) -> None:
     for most, halo_nodes in run_ranks(most_memory, 2, tmp_path, budget, timeout=600):
         assert budget / 8 < most < 0.8 * budget
         assert min(nodes // 2, halo_nodes) * 4 * 20 > 0.7 * budget  # beside either, no batch would have fitted
+
+
+# Evaluations of shards by layers are those of one process on the whole graph.
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_rows_of_shards(world_size: int, tmp_path: Path) -> None:
+    graph = graph_of(uneven_data())
+    save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "shards")
+    depths = (3,) if world_size == 2 else (2, 4)
+    names = [name for name in MODELS if name != "GraphNorm" and (world_size > 2 or name not in SLOW)]
+    cases = [(name, num_layers) for name in names for num_layers in depths]
+    found = run_ranks(evaluate, world_size, str(tmp_path / "shards"), "shards", cases)
+    check(cases, found)
+    assert all(kinds == {"SeedBatch"} for _, _, kinds in found[0])
+
+
+def sparse_shards(folder: Path) -> str:
+    graph = graph_of(sparse_data())
+    save_shards(graph, RandomPartitioner()(graph, 2, seed=0), folder / "shards")
+    return str(folder / "shards")
+
+
+def test_rows_of_layers_that_count_degrees(tmp_path: Path) -> None:
+    where = sparse_shards(tmp_path)
+    check_ranks([(name, where) for name in ("GCN 2", "APPNP")])
+
+
+def test_two_ranks_look_alike(tmp_path: Path) -> None:
+    first, second = run_ranks(on_two_ranks, 2, sparse_shards(tmp_path))
+    assert first == [(1, True), (0, False)]  # rank 0 tells
+    assert second == [(0, True), (0, False)]

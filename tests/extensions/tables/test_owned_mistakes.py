@@ -28,10 +28,8 @@ from lightning_gnn_dist.wire.asking import THREAD_NAME
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.tables.fitting import owned
-from tests.extensions.tables.test_owned_embedding import Owned
-from tests.extensions.tables.test_owned_fits import data_module
-from tests.extensions.tables.test_table_gradients import Loader
-from tests.extensions.tables.test_without_features import Rows
+from tests.extensions.tables.test_table_gradients import Loader, Owned
+from tests.extensions.tables.test_without_features import Rows, data_module
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import fit
 

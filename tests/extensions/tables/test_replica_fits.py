@@ -13,8 +13,7 @@ from lightning_gnn_dist import EverySteps, GrappaStrategy, LocalSGDStrategy
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.tables.fitting import NUM_ROWS, WIDTH, Made, batches_of, owned, state_of
-from tests.extensions.tables.test_owned_embedding import Measured, WithoutRows
-from tests.extensions.tables.test_table_gradients import Loader, OfData
+from tests.extensions.tables.test_table_gradients import Loader, Measured, OfData, WithoutRows
 from tests.extensions.tables.test_touched_rows import train
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs, fit

@@ -3,8 +3,7 @@
 import pytest
 
 from lightning_gnn_dist import GrappaStrategy, Launch
-from tests.extensions.tables.test_owned_embedding import Owned
-from tests.extensions.tables.test_table_gradients import Loader
+from tests.extensions.tables.test_table_gradients import Loader, Owned
 from tests.strategies.fitting import fit
 from tests.wire.test_channel import InTraining, check_stalled
 

@@ -1,5 +1,9 @@
 """Tables under strategies of rounds: their rows against means by hand, replicas to the bit, bytes to the number."""
 
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -7,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import EverySteps, LocalSGDStrategy, TMAStrategy
+from lightning_gnn_dist import EverySteps, LocalSGDStrategy, Outer, TMAStrategy
 from lightning_gnn_dist.extensions.tables.learned_rows import LearnedRows
+from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.extensions.tables.fitting import (
@@ -23,7 +28,7 @@ from tests.extensions.tables.fitting import (
     rows_by_hand,
     state_of,
 )
-from tests.ranks import run_ranks
+from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs, fit
 
 STEPS, ROUNDS, BATCHES = 3, 4, 5
@@ -189,3 +194,192 @@ CLIPS: list[dict[str, Any]] = [
 def test_sparse_gradients_are_clipped_and_added_up_as_dense_ones(options: dict[str, Any]) -> None:
     sparse, dense = (run_ranks(clipped, 1, flag, options)[0] for flag in (True, False))
     assert differs(sparse, dense) < 1e-14
+
+
+# Tables that live with one rank each, in rounds: fits of them are those of tables that all ranks hold.
+
+
+class UnequalSteps:
+    """Each rank ends its rounds after a number of steps of its own."""
+
+    def is_over(self, progress: RoundProgress) -> bool:
+        return progress.local_steps >= 1 + 2 * collectives.rank()
+
+
+class Waits(pl.Callback):
+    """Rank 0 begins a round when rank 1, which owns rows that it asks for, has trained them in two steps."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        while trainer.global_rank == 0 and not (self.folder / f"{trainer.current_epoch}").exists():
+            time.sleep(0.002)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_rank == 1 and batch_idx == 1:
+            (self.folder / f"{trainer.current_epoch}").touch()
+
+
+def unequal(rank: int, world_size: int, folder: str) -> Made:
+    """The end of a fit whose ranks take unequal steps, resumed half-way."""
+    path = str(Path(folder, "half.ckpt"))
+    for rounds, ckpt_path in ((ROUNDS // 2, None), (ROUNDS, path)):
+        strategy, module = TMAStrategy(UnequalSteps(), weights="steps", **PATIENCE), owned(Table())
+        options: dict[str, Any] = {"train": loader_of(rank, BATCHES), "max_epochs": rounds, "ckpt_path": ckpt_path}
+        fitted = fit(rank, strategy, module, devices=world_size, callbacks=[Waits(folder)], **options)
+        fitted.save_checkpoint(path)
+    return state_of(module)
+
+
+def by_torch_alone(world_size: int) -> Made:
+    """The same with optimizers of torch, row after row."""
+    nets = [Table() for _ in range(world_size)]
+    steppers = [
+        (torch.optim.SparseAdam([net.rows.weight], lr=0.05), torch.optim.Adam(net.head.parameters(), lr=0.05))
+        for net in nets
+    ]
+    steps = [1 + 2 * rank for rank in range(world_size)]
+    for round_idx in range(ROUNDS):
+        counts = torch.zeros(world_size, NUM_ROWS, dtype=torch.float64)
+        for rank, net in enumerate(nets):
+            for step in range(steps[rank]):
+                batch = batches_of(rank, BATCHES)[(round_idx * steps[rank] + step) % BATCHES]
+                net.zero_grad()
+                net.training_step(batch).backward()
+                for stepper in steppers[rank]:
+                    stepper.step()
+                counts[rank, batch[1].unique()] += 1
+        with torch.no_grad():
+            for name, start in nets[0].state_dict().items():
+                stacked = torch.stack([net.state_dict()[name] for net in nets])
+                if name == "rows.weight":
+                    total = counts.sum(0)[:, None]
+                    mean = torch.where(total > 0, (counts[..., None] * stacked).sum(0) / total.clamp(min=1), start)
+                else:
+                    mean = torch.einsum("p,p...->...", torch.tensor(steps).double() / sum(steps), stacked)
+                for net in nets:
+                    net.state_dict()[name].copy_(mean)
+    return state_of(nets[0])
+
+
+def test_unequal_rounds_resumed_half_way_are_those_of_torch_alone(tmp_path: Path) -> None:
+    first, *others = run_ranks(unequal, 3, str(tmp_path))
+    assert all(differs(first, other) == 0.0 for other in others)
+    assert differs(first, by_torch_alone(3)) < 1e-12
+
+
+class Freezes(pl.Callback):
+    """The table trains in the first two rounds alone."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: Any) -> None:
+        pl_module.rows.requires_grad_(trainer.current_epoch < 2)
+
+
+class Breaks(pl.Callback):
+    """What rank 1 has trained becomes NaN in the second round."""
+
+    def on_before_zero_grad(self, trainer: pl.Trainer, module: Any, optimizer: Any) -> None:
+        if trainer.global_rank == 1 and trainer.current_epoch == 1:
+            module.head.weight.data.fill_(torch.nan)
+
+
+SETTINGS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
+    "unequal": (lambda: TMAStrategy(UnequalSteps(), weights="steps", **PATIENCE), {}),
+    "accumulates": (
+        lambda: LocalSGDStrategy(EverySteps(4), average_optimizer="momentum", **PATIENCE),
+        {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05},
+    ),
+    "variance": (lambda: LocalSGDStrategy(EverySteps(2), average_optimizer="variance", **PATIENCE), {}),
+    "failed": (
+        lambda: TMAStrategy(EverySteps(3), failed_ranks=[1], average_optimizer=True, **PATIENCE),
+        {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    ),
+    "frozen": (lambda: LocalSGDStrategy(EverySteps(2), **PATIENCE), {"callbacks": [Freezes()]}),
+    "left out": (
+        lambda: LocalSGDStrategy(
+            EverySteps(2), nonfinite="leave_out", outer=Outer.diloco(), average_optimizer=True, **PATIENCE
+        ),
+        {"callbacks": [Breaks()]},
+    ),
+}
+
+
+def settings(rank: int, world_size: int, names: list[str]) -> dict[str, list[list[Made]]]:
+    """For each setting the states of a table that every rank holds, and of one whose rows have owners."""
+    found: dict[str, list[list[Made]]] = {}
+    for name in names:
+        for module in (Table(), owned(Table())):
+            states = train(rank, SETTINGS[name][0](), module, world_size, **SETTINGS[name][1])
+            weights = [{key: state[key] for key in module.state_dict()} for state in states]
+            found.setdefault(name, []).append(weights)
+    return found
+
+
+@pytest.mark.slow
+def test_all_settings_are_those_of_a_table_that_all_ranks_hold() -> None:
+    first, *ranks = run_ranks(settings, 3, [*SETTINGS])
+    for found in (first, *ranks):
+        for name, (whole, others) in found.items():
+            assert len(whole) == ROUNDS
+            for one, other, same in zip(whole, others, first[name][0], strict=True):
+                assert differs(one, other) == differs(one, same) == 0.0, name
+                assert all(bool(value.isfinite().all()) for value in one.values()), name
+    rows = [Table().rows.weight, *(state["rows.weight"] for state in first["frozen"][0])]
+    assert [torch.equal(one, other) for one, other in pairwise(rows)] == [False, False, True, True]
+
+
+def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> dict[str, Made]:
+    """The ends of runs that never stopped, and of those that went on from the second meeting of each kind."""
+
+    def strategy() -> LocalSGDStrategy:
+        return LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
+
+    found = {"whole": train(rank, strategy(), owned(Table()), world_size)[-1]}
+    for name, module in {"owned": owned(Table()), "replicated": Table()}.items():
+        path, loader = str(Path(folder, f"{name}.ckpt")), loader_of(rank, BATCHES)
+        fit(rank, strategy(), module, devices=world_size, train=loader, max_epochs=2).save_checkpoint(path)
+        found[name] = train(rank, strategy(), owned(Table()), world_size, ckpt_path=path)[-1]
+    found["all hold it"] = train(rank, strategy(), Table(), world_size, ckpt_path=f"{folder}/replicated.ckpt")[-1]
+    if options:  # moments of one rank alone have no place in a table that all ranks hold
+        path = str(Path(folder, "owned.ckpt"))
+        found["back"] = train(rank, strategy(), Table(), world_size, ckpt_path=path)[-1]
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"average_optimizer": True}, marks=pytest.mark.slow)])
+def test_a_run_that_goes_on_ends_as_one_that_never_stopped(tmp_path: Path, options: dict[str, Any]) -> None:
+    for found in run_ranks(resumed, 2, str(tmp_path), options):
+        for name, state in found.items():
+            assert differs(found["whole"], {key: state[key] for key in found["whole"]}) == 0.0, name
+    for name in ("owned", "replicated"):
+        checkpoint = torch.load(tmp_path / f"{name}.ckpt", weights_only=True)
+        assert checkpoint["state_dict"]["rows.weight"].shape == (NUM_ROWS, WIDTH)
+        alone = Table()
+        alone.load_state_dict(checkpoint["state_dict"])
+
+
+def of_another_kind(rank: int, world_size: int, folder: str, options: dict[str, Any], again: dict[str, Any]) -> None:
+    path, loader = str(Path(folder, "half.ckpt")), loader_of(rank, BATCHES)
+    for module, settings, ckpt_path in ((owned(Table()), options, None), (again["kind"](Table()), again, path)):
+        settings = {name: value for name, value in settings.items() if name != "kind"}
+        strategy = LocalSGDStrategy(EverySteps(STEPS), **settings, **PATIENCE)
+        rounds = {"max_epochs": 1 if ckpt_path is None else 2, "ckpt_path": ckpt_path}
+        fit(rank, strategy, module, devices=world_size, train=loader, **rounds).save_checkpoint(path)
+
+
+def same(module: Table) -> Table:
+    return module
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("again", "message"),
+    [
+        ({"kind": same}, r"moments of 1 OwnedEmbedding\(s\) on several ranks, and this fit trains 0: resume with"),
+        ({"kind": owned, "average_optimizer": True}, "averages them: resume with average_optimizer= as it was"),
+    ],
+)
+def test_moments_that_stay_with_ranks_go_on_as_they_were(tmp_path: Path, again: dict[str, Any], message: str) -> None:
+    with pytest.raises(RankError, match=message):
+        run_ranks(of_another_kind, 2, str(tmp_path), {}, again)

@@ -1,9 +1,12 @@
 """Graphs without features from end to end: training, exact evaluation, boundaries, shards, and types."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,11 +19,18 @@ from lightning_gnn_dist import (
     GrappaStrategy,
     History,
     LazyAdam,
+    LLCGStrategy,
     LocalSGDStrategy,
     NeighborSampler,
+    Outer,
+    OwnedEmbedding,
+    Partition,
     PartitionedDataModule,
     RandomPartitioner,
+    TMAStrategy,
     WholePartSampler,
+    citations,
+    save_shards,
     through_layers,
 )
 from tests.data_fitting import trainer
@@ -210,3 +220,181 @@ class Typed(Judged):
 
     def configure_optimizers(self) -> Any:
         return LazyAdam(self.parameters(), lr=0.05)
+
+
+# Graphs without features, with rows that live with one rank each: from end to end as with rows that all ranks hold.
+
+
+STRATEGIES: dict[str, Callable[[], Any]] = {
+    "grappa": lambda: GrappaStrategy(**PATIENCE),
+    "llcg": lambda: LLCGStrategy(EverySteps(3), outer=Outer.diloco(), **PATIENCE),
+    "local_sgd": lambda: LocalSGDStrategy(**PATIENCE),
+    "tma": lambda: TMAStrategy(EverySteps(2), average_optimizer=True, **PATIENCE),
+}
+OPTIONS: dict[str, Any] = {"max_epochs": 4, "accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
+
+
+def uneven_parts(num_ranks: int) -> Partition:
+    """The last of several ranks has few nodes."""
+    shares = torch.arange(bare_graph().num_nodes) % 12
+    return Partition(((shares > 7).int() + (shares > 10).int()).clamp(max=num_ranks - 1).int(), num_ranks)
+
+
+def uneven_data_module(num_ranks: int) -> PartitionedDataModule:
+    return PartitionedDataModule(
+        bare_graph(), partitioner=uneven_parts(num_ranks), sampler=NeighborSampler([3, 3]), batch_size=7
+    )
+
+
+class Keeps(pl.Callback):
+    """Writes a checkpoint at the end of the second epoch, and notes what validations find."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.found: list[float] = []
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.found.append(float(trainer.callback_metrics["accuracy"]))
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.current_epoch == 1:
+            trainer.save_checkpoint(self.path)
+
+
+def on_graph(module: Any, name: str, world_size: int, path: str, ckpt_path: str | None = None) -> Any:
+    """Fit and test; return the state, what validations have found, and rows of the last layer by node."""
+    keeps = Keeps(path)
+    fitted = trainer(world_size, STRATEGIES[name](), callbacks=[keeps], **OPTIONS)
+    fitted.fit(module, uneven_data_module(world_size), ckpt_path=ckpt_path)
+    fitted.save_checkpoint(f"{path}.end")
+    module.rows = {}
+    fitted.test(module, uneven_data_module(world_size), verbose=False)
+    return state_of(module), keeps.found, {str(node): row for node, row in module.rows.items()}
+
+
+def graphs(rank: int, world_size: int, folder: str, name: str) -> list[Any]:
+    """The fit of a table that all ranks hold, of one that no rank does, and the second half of that once more."""
+    found = [on_graph(Rows(), name, world_size, f"{folder}/replicated.ckpt")]
+    found.append(on_graph(owned(Rows(), "table"), name, world_size, f"{folder}/owned.ckpt"))
+    found.append(on_graph(owned(Rows(), "table"), name, world_size, f"{folder}/again.ckpt", f"{folder}/owned.ckpt"))
+    return found
+
+
+def resumed(rank: int, world_size: int, folder: str) -> list[Any]:
+    """On another number of ranks, from what each kind has written."""
+    warnings.filterwarnings("ignore", "The checkpoint was written by")
+    kinds = {"replicated": Rows(), "owned": owned(Rows(), "table")}
+    paths = {name: (f"{folder}/x.ckpt", f"{folder}/{name}.ckpt") for name in kinds}
+    return [on_graph(kind, "grappa", world_size, *paths[name]) for name, kind in kinds.items()]
+
+
+def predicts(rank: int, world_size: int, path: str) -> Made:
+    """Rows of the last layer, by as many ranks as one likes from a checkpoint of others."""
+    module = owned(Rows(), "table")
+    module.rows = {}
+    fitted = trainer(world_size, LocalSGDStrategy(**PATIENCE))
+    fitted.test(module, uneven_data_module(world_size), ckpt_path=path, verbose=False)
+    return {str(node): row for node, row in module.rows.items()}
+
+
+def on_others(rank: int, world_size: int, path: str) -> None:
+    on_graph(owned(Rows(), "table"), "local_sgd", world_size, f"{path}.again", path)
+
+
+def agree(one: Any, other: Any) -> None:
+    """The same weights, and the same rows of nodes; the same validations, as far as both have seen them."""
+    assert differs(one[0], other[0]) < 1e-12
+    length = min(len(one[1]), len(other[1]))
+    assert one[1][-length:] == other[1][-length:]
+    assert differs(one[2], other[2]) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("name", "world_size"),
+    [
+        ("grappa", 3),
+        pytest.param("grappa", 2, marks=pytest.mark.slow),
+        pytest.param("grappa", 1, marks=pytest.mark.slow),
+        pytest.param("llcg", 3, marks=pytest.mark.slow),
+        pytest.param("local_sgd", 3, marks=pytest.mark.slow),
+        pytest.param("tma", 3, marks=pytest.mark.slow),
+    ],
+)
+def test_a_fit_is_that_of_rows_that_all_ranks_hold(name: str, world_size: int, tmp_path: Path) -> None:
+    ranks = run_ranks(graphs, world_size, str(tmp_path), name)
+    for replicated, whole, again in ranks:
+        agree(whole, replicated)
+        agree(again, whole)
+    files = [tmp_path / f"{name}.ckpt.end" for name in ("replicated", "owned", "again")]
+    written = [torch.load(file, weights_only=True) for file in files]
+    for one in written[1:]:
+        assert differs(one["state_dict"], written[0]["state_dict"]) < 1e-12
+    if name == "local_sgd":
+        rows = {node: row for _, whole, _ in ranks for node, row in whole[2].items()}
+        for found in run_ranks(predicts, 2, str(tmp_path / "owned.ckpt.end")):
+            assert differs(found, {node: rows[node] for node in found}) < 1e-12
+        with pytest.raises(RankError, match="written by 3 ranks, and this fit has 2: resume with as many"):
+            run_ranks(on_others, 2, str(tmp_path / "owned.ckpt"))
+    if name != "grappa":
+        return
+    for one in written[1:]:
+        states = [each["optimizer_states"][0]["state"][0] for each in (one, written[0])]
+        assert differs(*states) < 1e-12
+    for size in {1: (2,), 2: (3,), 3: (1, 2)}[world_size]:
+        for replicated, whole in run_ranks(resumed, size, str(tmp_path)):
+            agree(whole, replicated)
+
+
+def on_shards(rank: int, world_size: int, where: str, in_rounds: bool) -> list[Made]:
+    warnings.filterwarnings("ignore", "You defined a `validation_step`")
+    found = []
+    for module in (Rows(), owned(Rows(), "table")):
+        data = PartitionedDataModule(where, sampler=NeighborSampler([3, 3]), batch_size=7)
+        strategy = LLCGStrategy(EverySteps(3), **PATIENCE) if in_rounds else GrappaStrategy(**PATIENCE)
+        trainer(world_size, strategy).fit(module, data)
+        found.append(state_of(module))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("in_rounds", [False, True])
+def test_shards_train_rows(in_rounds: bool, tmp_path: Path) -> None:
+    save_shards(bare_graph(), RandomPartitioner()(bare_graph(), 2, 0), tmp_path / "shards")
+    (first, _), (second, _) = ranks = run_ranks(on_shards, 2, str(tmp_path / "shards"), in_rounds)
+    assert differs(first, second) == 0.0
+    assert bool((first["table.weight"] != Rows().table.weight).any(1).sum() > 20)
+    for replicated, whole in ranks:
+        assert differs(whole, replicated) < 1e-12
+
+
+class OwnedTyped(Typed):
+    """With a table for each of two types, of which the second is never looked up."""
+
+    def __init__(self, num_venues: int, width: int) -> None:
+        super().__init__(num_venues, width)
+        venues = OwnedEmbedding(num_venues, width)
+        venues.load_state_dict(self.tables["venue"].state_dict())
+        self.tables = torch.nn.ModuleDict({"author": OwnedEmbedding(5, width), "venue": venues})
+
+
+def typed(rank: int, world_size: int, in_rounds: bool) -> list[Made]:
+    graph, found = citations(600), []
+    sizes = graph.types.num_nodes["venue"], graph.types.node_arrays["paper"]["x"].shape[1]
+    for kind in (Typed, OwnedTyped):
+        module = kind(*sizes).double()
+        data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=32)
+        options: dict[str, Any] = {"limit_val_batches": 0, "precision": "64-true"}
+        rounds = LLCGStrategy(EverySteps(3), outer=Outer.diloco(), **PATIENCE)
+        trainer(world_size, rounds if in_rounds else GrappaStrategy(**PATIENCE), **options).fit(module, data)
+        found.append({name: each for name, each in state_of(module).items() if "author" not in name})
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+@pytest.mark.parametrize("in_rounds", [False, True])
+def test_a_type_may_have_learned_rows(in_rounds: bool) -> None:
+    (first, _), (second, _) = ranks = run_ranks(typed, 2, in_rounds)
+    assert differs(first, second) == 0.0
+    for replicated, whole in ranks:
+        assert differs(whole, replicated) < 1e-12
