@@ -9,11 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import lightning_gnn_dist
+from lightning_gnn_dist import communities
 from lightning_gnn_dist.gone import GONE
-from tests.pages import PAGES, ROOT, TUTORIALS
+from tests.pages import PAGES, ROOT, TUTORIALS, blocks, run_commands, write_files
 
 
 @pytest.fixture(scope="module")
@@ -145,3 +147,32 @@ def _strings(path: Path) -> str:
 @pytest.mark.parametrize("page", [page for page in PAGES[1:] if page.stem != "api"], ids=lambda page: page.stem)
 def test_a_page_begins_with_what_you_can_do_after_it(page: Path) -> None:
     assert re.match(r"# .+\n\nAfter this page you (can|know) ", page.read_text())
+
+
+# The commands of the guides, as they stand, on a small graph.
+
+
+# In the order in which one reads on: a graph is prepared, looked at, and asked for predictions.
+WITH_COMMANDS = ("too-large", "choose", "plan", "gpu-training", "new-nodes")
+ELSEWHERE = ("serve", "scp", "curl", "pytest")  # in serving/test_app.py, or the reader's own
+
+
+def commands() -> list[str]:
+    text = "".join(block.code for guide in WITH_COMMANDS for block in blocks("console", guide)).replace("\\\n", " ")
+    lines = [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+    return [line for line in lines if not {*line.split()[:2]} & {*ELSEWHERE}]
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_guides_run(tmp_path: Path) -> None:
+    graph = communities(2000, 8, num_features=64).to_pyg()
+    (tmp_path / "big").mkdir()
+    for name in ("edge_index", "x", "y", "train_mask", "val_mask", "test_mask"):
+        np.save(tmp_path / "big" / f"{name}.npy", graph[name].numpy())
+    write_files(tmp_path)
+    lines = commands()
+    asks = next(at for at, line in enumerate(lines) if " predict " in line)
+    lines.insert(asks, "lightning-gnn-dist fit --config my.yaml")  # as the quick start has done
+    run_commands(lines, tmp_path)
+    assert len(lines) > 7 and np.load(tmp_path / "some.npy").shape == (3, 8)
+    assert np.load(tmp_path / "all.npy").shape == (2000, 8) and (tmp_path / "my_shares" / "share-00001").is_dir()

@@ -1,8 +1,10 @@
 """The public surface: what the package exports, and the names that Lightning learns."""
 
 import inspect
+import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,7 +16,9 @@ from packaging.requirements import Requirement
 
 import lightning_gnn_dist
 from lightning_gnn_dist import Drift, GrappaStrategy, LLCGStrategy, LocalSGDStrategy
-from lightning_gnn_dist.short_names import tell_lightning
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.partition.supernode import SUPERNODES_PER_PART
+from lightning_gnn_dist.short_names import _CLASSES, _after_import, tell_lightning
 from tests.every_strategy import every_strategy
 from tests.pages import public
 
@@ -67,3 +71,154 @@ def test_no_release_of_lightning_that_runs_foreign_code_is_allowed() -> None:
     (allowed,) = [one for one in map(Requirement, settings["project"]["dependencies"]) if one.name == "lightning"]
     versions = ["2.6.1", "2.6.2", "2.6.3", "2.6.5", "2.6.6", "2.7.0"]
     assert [version for version in versions if allowed.specifier.contains(version)] == ["2.6.6"]
+
+
+# What an import costs: the package and its command line load torch, PyG and Lightning where they are used.
+
+
+HEAVY = {"torch", "torch_geometric", "lightning", "torchmetrics", "numba", "matplotlib", "scipy", "jsonargparse"}
+NOT_FOR_GRAPHS = {"torch_geometric", "lightning", "torchmetrics", "matplotlib", "sympy", "jsonargparse", "pyarrow"}
+CALL = "import contextlib\nfrom lightning_gnn_dist.cli.main import main\nwith contextlib.suppress(SystemExit): main({})"
+
+
+def loaded(code: str) -> set[str]:
+    """The top-level modules that a fresh interpreter has after the code."""
+    tell = "import sys\nprint(*{name.split('.')[0] for name in sys.modules})"
+    run = subprocess.run([sys.executable, "-c", f"{code}\n{tell}"], capture_output=True, text=True, check=True)
+    return set(run.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import lightning_gnn_dist",
+        *(CALL.format(words) for words in (["--help"], ["--version"], ["nope"], ["prepare", "--help"])),
+    ],
+)
+def test_nothing_heavy_is_imported_for(code: str) -> None:
+    assert loaded(code) & HEAVY == set()
+
+
+def test_saved_graphs_are_cut_without_pyg_and_lightning() -> None:
+    commands = ("cli.inspect", "cli.divide", "extensions.elastic.launcher")
+    code = "import " + ", ".join(f"lightning_gnn_dist.{command}" for command in commands)
+    assert loaded(code) & NOT_FOR_GRAPHS == set()
+
+
+FIT = """
+import lightning.pytorch as pl
+import torch
+from lightning_gnn_dist import NeighborSampler, PartitionedDataModule, communities
+from torch.nn.functional import cross_entropy
+from torch_geometric.nn import SAGEConv
+
+class Model(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = SAGEConv(32, 16), SAGEConv(16, 8)
+
+    def training_step(self, batch):
+        rows = self.last(self.first(batch.x, batch.edge_index).relu(), batch.edge_index)
+        return cross_entropy(rows[: batch.batch_size], batch.y[: batch.batch_size])
+
+    def validation_step(self, batch):
+        self.training_step(batch)
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters())
+
+graph = communities(300, num_features=32, num_classes=8, seed=0)
+data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=32)
+quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, **quiet).fit(Model(), data)
+import sys
+print("beside", *(name for name in sys.modules if name.startswith(BESIDE)))
+"""
+
+
+def test_a_fit_with_defaults_imports_no_extension() -> None:
+    beside = "lightning_gnn_dist.extensions", "lightning_gnn_dist.prepare"
+    code = FIT.replace("BESIDE", repr(beside))
+    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=200)
+    assert run.stdout.splitlines()[-1:] == ["beside"], run.stderr[-2000:]
+
+
+@pytest.mark.slow
+def test_what_serves_is_imported_to_serve_alone() -> None:
+    assert loaded("import lightning_gnn_dist.cli.train") & {"starlette", "uvicorn"} == set()
+
+
+@pytest.mark.slow
+def test_files_become_graphs_without_lightning() -> None:
+    assert loaded("import lightning_gnn_dist.cli.prepare") & {"lightning", "torchmetrics", "matplotlib"} == set()
+
+
+def test_unknown_names_are_refused_and_public_ones_listed() -> None:
+    with pytest.raises(AttributeError, match="module 'lightning_gnn_dist' has no attribute 'Grpah'"):
+        _ = lightning_gnn_dist.Grpah  # type: ignore[attr-defined]
+    with pytest.raises(ImportError, match="cannot import name 'Grpah' from 'lightning_gnn_dist'"):
+        from lightning_gnn_dist import Grpah  # type: ignore[attr-defined]  # noqa: F401
+    assert set(lightning_gnn_dist.__all__) < set(dir(lightning_gnn_dist))  # type: ignore[attr-defined]
+
+
+def test_a_module_that_cannot_be_imported_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "broken_here.py").write_text("import sys\nsys.no_such_thing\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(lightning_gnn_dist._DEFINED_IN, "Broken", "broken_here")
+    with pytest.raises(ImportError, match=r"broken_here could not be imported: .* no attribute 'no_such_thing'"):
+        _ = lightning_gnn_dist.Broken  # type: ignore[attr-defined]
+
+
+def test_an_action_runs_once_its_module_is_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "comes_late.py").write_text("if fails := not __import__('os').environ.get('READY'):\n    1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before, heard = list(sys.meta_path), []
+    _after_import("comes_late", heard.append)
+    _after_import("comes_late", heard.append)  # a reload of the package
+    with pytest.raises(ZeroDivisionError):
+        import comes_late  # type: ignore[import-not-found]
+    monkeypatch.setenv("READY", "1")
+    import comes_late
+
+    assert heard == [comes_late]
+    assert sys.meta_path == before
+    _after_import("comes_late", heard.append)
+    assert heard == [comes_late, comes_late]
+    del sys.modules["comes_late"]
+
+
+@pytest.mark.slow
+def test_names_are_known_where_the_package_is_imported_before_lightning() -> None:
+    code = """import lightning_gnn_dist
+import lightning.pytorch as pl
+from lightning.pytorch.strategies import Strategy
+assert "lightning_gnn_dist.strategies.tma" not in __import__("sys").modules
+made = pl.Trainer(accelerator="cpu", devices=1, strategy="llcg", logger=False, enable_checkpointing=False).strategy
+assert type(made) is lightning_gnn_dist.LLCGStrategy
+from lightning.pytorch.cli import LightningArgumentParser
+parser = LightningArgumentParser()
+parser.add_argument("--strategy", type=Strategy)
+assert parser.parse_args(["--strategy", "TMAStrategy"]).strategy.class_path == "lightning_gnn_dist.TMAStrategy\""""
+    assert "lightning" in loaded(code)
+
+
+def test_short_names_are_those_of_the_classes() -> None:
+    made = {name: make().strategy_name for name, make in every_strategy().items()}
+    assert made == {name: name for name in _CLASSES}
+
+
+def test_help_tells_the_default_of_supernodes(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["inspect", "--help"])
+    assert f"clusters (default: {SUPERNODES_PER_PART} for each part)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_lightning_warns_of_itself_reaches_nobody() -> None:
+    from lightning.pytorch.utilities import CombinedLoader
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        tell_lightning(lambda: None)
+        CombinedLoader([[1]])
+        warnings.warn("`isinstance(treespec, LeafSpec)` is deprecated", FutureWarning, stacklevel=1)  # in other code
+    assert [Path(warning.filename) for warning in seen] == [Path(__file__)]

@@ -2,11 +2,20 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
+from lightning.pytorch import Trainer
 
+from lightning_gnn_dist import Auto, Evaluation, Graph, Halo, Holding, Loading, Rotate, communities
+from lightning_gnn_dist.checks import check_seed, check_word
+from lightning_gnn_dist.cli.config_file import check_files
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.cli.mistakes import check_strategy, hint, own_refusal, reading_checkpoint
+from lightning_gnn_dist.cli.train import run
 from lightning_gnn_dist.gone import GONE
+from lightning_gnn_dist.graph.convert import distinct_ids
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -120,3 +129,343 @@ def test_what_is_refused_is_said_in_one_line(
 ) -> None:
     last = refused(["fit", "--config=configs/llcg.yaml", option], capsys, monkeypatch).splitlines()[-1]
     assert last.startswith("error: ") and reason in last
+
+
+# Advice from the complaint alone.
+
+
+NAMES = {"seed_everything", "data.graph", "data.batch_size", "data.bulk_size", "trainer.max_epochs", "model"}
+
+
+@pytest.mark.parametrize(
+    ("message", "advice"),
+    [
+        ("Group 'data' does not accept option 'bach_size'", "There is no 'bach_size'. Did you mean 'batch_size'?"),
+        ("Subcommand 'fit' does not accept option 'trainr.max_epochs'", "Did you mean 'trainer'?"),
+        ("Option 'seed_evrything' is not accepted", "Did you mean 'seed_everything'?"),
+        ("unrecognized arguments: --data.grph=x -y", "Did you mean 'graph'?"),
+        ("Group 'data' does not accept option 'xyz'", "There is no 'xyz': data takes batch_size, bulk_size, graph."),
+        (
+            "- Problem with given class_path 'torch.optim.Adam':\n    Option 'wieght_decay' is not accepted",
+            "Did you mean 'weight_decay'?",
+        ),
+        (
+            "- Problem with given class_path 'lightning_gnn_dist.LLCGStrategy':\n  Option 'wights' is not accepted",
+            "Did you mean 'weights'?",
+        ),
+        ("module 'lightning_gnn_dist' has no attribute 'EveryStep'", "Did you mean 'EverySteps'?"),
+        ("No module named 'my_modules'", "There is no module 'my_modules': it must be installed, or lie in"),
+        ("Given value: {'class_pth': 'a.B', 'init_args': {}}", "Did you mean 'class_path'?"),
+    ],
+)
+def test_a_complaint_is_answered(message: str, advice: str) -> None:
+    assert advice in (hint(message, NAMES) or "")
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "Expected a <class 'int'>. Got value: x",
+        "- Problem with given class_path 'nowhere.B':\n    Option 'b' is not accepted",
+        "Given value: {'class_path': 'a.B', 'init_args': {}}",
+    ],
+)
+def test_other_complaints_are_left_alone(message: str) -> None:
+    assert hint(message, NAMES) is None
+
+
+@pytest.mark.parametrize("name", ["auto", "ddp", "grappa", "lightning_gnn_dist.GrappaStrategy", None])
+def test_names_and_classes_of_strategies_are_known(name: str | None) -> None:
+    check_strategy(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("grapa", "There is no 'grapa'. Did you mean 'grappa'?"),
+        ("GrappaStrategy", "A class is named with its module. Did you mean 'lightning_gnn_dist.GrappaStrategy'?"),
+        ("lightning_gnn_dist.GrapaStrategy", "Did you mean 'lightning_gnn_dist.GrappaStrategy'?"),
+        (
+            "my.Own",
+            "a class is named by class_path, --trainer.strategy.class_path=my.Own, or in a file strategy: {class",
+        ),
+    ],
+)
+def test_what_is_no_strategy_is_refused_with_what_is(name: str, advice: str) -> None:
+    with pytest.raises(ValueError, match=r"^trainer\.strategy: ") as refused:
+        check_strategy(name)
+    assert advice in str(refused.value)
+
+
+# What is wrong with a value of a configuration is said in one line that names where it stands.
+
+
+GRAPH = {"graph": {"class_path": "lightning_gnn_dist.communities", "init_args": {"num_nodes": 60}}}
+
+
+@pytest.fixture(autouse=True)
+def without_arguments_of_pytest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist"])  # LightningCLI warns of arguments beside its own
+
+
+def start(data: dict[str, Any], folder: Path, *options: str) -> None:
+    (folder / "config.yaml").write_text(yaml.safe_dump({"data": GRAPH | data}))
+    model = "--model=lightning.pytorch.demos.boring_classes.BoringModel"
+    quiet = ["--trainer.logger=false", "--trainer.enable_checkpointing=false", "--trainer.accelerator=cpu"]
+    quiet += ["--seed_everything=0", "--report=false"]
+    run(["fit", f"--config={folder}/config.yaml", model, *quiet, *options])
+
+
+def test_a_value_is_a_line_and_a_boundary_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(Trainer, "fit", lambda self, model, datamodule: found.append(datamodule))
+    values = {"loading": {"bulk_size": 8}, "holding": {"residency": "Rotate", "every": 2}, "boundary": "Halo"}
+    start(values, tmp_path, "--data.loading.num_threads=2", "--data.evaluation.batch_size=9")
+    start({"boundary": {"class_path": "Halo", "init_args": {"hops": 1}}}, tmp_path, "--data.boundary.bytes=1000")
+    start({"boundary": "auto"}, tmp_path)
+    start({"boundary": {"class_path": "Auto", "init_args": {"bytes": 1000}}}, tmp_path)
+    first, second, third, fourth = found
+    assert (third.boundary, fourth.boundary) == (Auto(), Auto(1000))
+    assert (first.loading, first.holding) == (Loading(bulk_size=8, num_threads=2), Holding(Rotate(), every=2))
+    assert (first.boundary, first.evaluation) == (Halo(), Evaluation(9))
+    assert (second.boundary, second.loading) == (Halo(bytes=1000), Loading())
+
+
+def halo(**init_args: Any) -> dict[str, Any]:
+    return {"boundary": {"class_path": "Halo", "init_args": init_args}}
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "reason"),
+    [
+        ({"loading": {"bulk_size": 0}}, [], "data.loading.bulk_size must be an integer of at least 1, got 0."),
+        ({}, ["--data.loading.bulk_size=x"], "data.loading.bulk_size must be an integer, got x."),
+        ({}, ["--data.loading.bulksize=8"], "data.loading: There is no 'bulksize'. Did you mean 'bulk_size'?"),
+        ({"loading": 8}, [], "data.loading must be settings such as {name: value}, got 8."),
+        (halo(bytes="x"), [], "data.boundary.bytes must be an integer or null, got x."),
+        (halo(byte=2), [], "data.boundary: There is no 'byte'. Did you mean 'bytes'?"),
+        ({"boundary": {"hops": 5}}, [], "data.boundary: There is no 'hops'. It is an argument of "),
+        (
+            {"holding": {"residency": {"chunks": 5}}},
+            [],
+            "data.holding.residency: Fixed takes no 'chunks': name the class",
+        ),
+        (
+            {"holding": {"residency": {"class_path": "Redeal", "init_args": {"num_supernodes": 0}}}},
+            [],
+            "data.holding.residency.num_supernodes must be an integer of at least 1, got 0.",
+        ),
+        (
+            {"evaluation": {"sampler": "lightning_gnn_dist.MetisPartitioner"}},
+            [],
+            "data.evaluation.sampler must be a Sampler or null, got lightning_gnn_dist.MetisPartitioner.",
+        ),
+        ({}, ["--trainer.strategy=grapa"], "trainer.strategy: There is no 'grapa'. Did you mean 'grappa'?"),
+        ({}, ["--trainer.strategy=my.Own"], "trainer.strategy: a class is named by class_path, --trainer.strategy.cl"),
+        ({}, ["--data.holding=Rotate"], "data.holding must be settings such as {name: value}, got Rotate."),
+        ({}, ["--data.boundary=halo"], "data.boundary: A class is named with its module. Did you mean 'lightning_gnn_"),
+        ({}, ["--data.boundary=1"], "data.boundary must be a Boundary or one of ['auto'], got 1."),
+        ({"boundary": "deepest"}, [], "data.boundary must be a Boundary or one of ['auto'], got deepest."),
+        ({"boundary": [5]}, [], "data.boundary must be an object, by its class or one of ['auto'], got [5]."),
+        ({"evaluation": {"sampler": [5]}}, [], "data.evaluation.sampler must be an object, by its class or null, got "),
+    ],
+)
+def test_what_is_wrong_in_a_value_is_said_in_one_line_with_its_path(
+    data: dict[str, Any], options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        start(data, tmp_path, *options)
+    before, _, error = capsys.readouterr().err.partition("\nerror: ")
+    assert error.startswith(reason) and error.count("\n") == 1
+    assert "usage:" not in before and before.endswith("--help")
+
+
+def test_a_sampler_that_inherits_its_arguments_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Any] = []
+    monkeypatch.setattr(Trainer, "fit", lambda self, model, datamodule: found.append(datamodule.sampler))
+    start(
+        {"sampler": {"class_path": "lightning_gnn_dist.FastGCNSampler", "init_args": {"num_nodes": [5, 5]}}}, tmp_path
+    )
+    assert type(found[0]).__name__ == "FastGCNSampler"
+
+
+def test_an_argument_of_a_value_is_told_where_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        start({"bulk_size": 1}, tmp_path)
+    assert "There is no 'bulk_size': write 'loading.bulk_size" in capsys.readouterr().err.splitlines()[-1]
+
+
+# What this package refuses in a test or a prediction is told in one line; all other errors keep their traceback.
+
+
+CONFIG = """\
+seed_everything: 0
+model: {class_path: MODULE.SAGE, init_args: {num_features: 64, num_classes: 8}}
+data: {graph: GRAPH}
+trainer: {accelerator: cpu, devices: 1, logger: false, enable_progress_bar: false}
+"""
+BROKEN = """\
+from lightning_gnn_dist import NeighborSampler
+from lightning_gnn_dist.cli.demo import SAGE as Base
+
+class SAGE(Base):
+    def test_step(self, batch):
+        return NeighborSampler([0])
+"""
+
+
+def config(folder: Path, module: str = "lightning_gnn_dist.cli.demo") -> str:
+    """Write a fit of a graph without nodes to test, and return its name."""
+    graph = communities(60, 8)
+    del graph.node_arrays["test_mask"]
+    graph.save(folder / "graph")
+    (folder / "fit.yaml").write_text(CONFIG.replace("MODULE", module).replace("GRAPH", f"{folder}/graph"))
+    return f"--config={folder}/fit.yaml"
+
+
+def test_a_refusal_of_a_test_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "test", config(tmp_path)])
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().err.rstrip().splitlines()[-1].startswith("error: ")
+
+
+def test_what_a_users_step_is_refused_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_broken_module.py").write_text(BROKEN)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    file = config(tmp_path, "my_broken_module")
+    graph = Graph.open(tmp_path / "graph")
+    graph.node_arrays["test_mask"] = graph.node_arrays["val_mask"].clone()
+    graph.save(tmp_path / "whole")
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "test", file, f"--data.graph={tmp_path}/whole"])
+    with pytest.raises(ValueError, match="num_neighbors"):
+        main()
+
+
+@pytest.mark.parametrize("name", ["predict", "fit"])
+def test_a_checkpoint_that_is_not_there_is_named(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [config(tmp_path), f"--ckpt_path={tmp_path}/*.ckpt"]
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", name, *arguments])
+    with pytest.raises(SystemExit):
+        main()
+    assert f"error: ckpt_path must be a file, and '{tmp_path}/*.ckpt' is none." in capsys.readouterr().err
+
+
+def test_checkpoints_that_lightning_finds_are_not_looked_for() -> None:
+    for known in (None, "best", "last", "hpc", "registry", "registry:model:version:1", "s3://bucket/a.ckpt"):
+        with reading_checkpoint(known):
+            pass
+
+
+def error_of(function: object, *arguments: object) -> BaseException:
+    try:
+        function(*arguments)  # type: ignore[operator]
+    except Exception as error:
+        return error
+    raise AssertionError
+
+
+def test_the_file_of_the_last_frame_says_whose_error_it_is() -> None:
+    stated, called = error_of(check_seed, -1), error_of(distinct_ids, "nodes", [2**70], 5)
+    assert own_refusal(stated, None) == str(stated) and own_refusal(stated, "somebody") == str(stated)
+    assert own_refusal(stated, __name__) is None  # this module called it, as a model's step does
+    assert own_refusal(error_of(check_word, "name", 3, "x"), None) is not None
+    assert own_refusal(error_of(int, "x"), None) is None
+    assert own_refusal(called, None) == str(called)  # though torch was called there
+
+
+# A configuration that cannot be meant is refused in one line: no traceback, no hang, no gigabytes.
+
+
+CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
+
+
+def bomb(opening: str, item: str, close: str) -> str:
+    """Lines of which each stands for ten times the one before."""
+    lines = [f"a: &a {opening}{item.format(0, 'x')}{close}"]
+    for name, before in zip("bcdefghijklm", "abcdefghijkl", strict=True):
+        items = ", ".join(item.format(place, f"*{before}") for place in range(10))
+        lines.append(f"{name}: &{name} {opening}{items}{close}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("trainer: {max_epochs: 1}  # caf\xe9".encode("latin-1"), r"not in UTF-8 \(at byte 31\)"),
+        ("trainer: {}".encode("utf-16"), "not in UTF-8"),
+        (b"trainer: \0", "no YAML"),
+        (b"", "empty"),
+        (b"# nothing\n", "empty"),
+        (b"- 1\n- 2\n", "must hold names with settings"),
+        (b"hello", "must hold names with settings"),
+        (b"1: 2\n", "line 1, has the key 1"),
+        (b"trainer: null\n", "line 1, has null for trainer: give settings"),
+        (b"trainer:\n", "line 1, has nothing for trainer: give settings"),
+        (b"data: 5\n", "line 1, has 5 for data: give settings, or name a class"),
+        (b"model: [1]\n", "line 1, has a list for model: name its class"),
+        (b"trainer:\n\tmax_epochs: 1\n", "line 2, is no YAML: .*cannot start any token"),
+        (b"trainer: {max_epochs: 1\n", "line 2, is no YAML"),
+        (b"data: {}\n---\ndata: {}\n", "single document"),
+        (b"trainer: {}\ndata: {}\ntrainer: {}\n", "line 3, names 'trainer' for the second time"),
+        (b"data: {seed: 1, seed: 2}\n", "line 1, names 'seed' for the second time"),
+        (b"data: {? [1] : 2}\n", "a key that is no name"),
+        (b"trainer: !!python/object/apply:os.system [ls]\n", "has the tag"),
+        (b"data: {batch_size: !!binary aGk=}\n", "has the tag"),
+        (b"data: {batch_size: " + b"9" * 5000 + b"}\n", "a number of 5000 digits"),
+        (b"trainer: &a {callbacks: *a}\n", "holds itself"),
+        (b"data: " + b"[" * 3000 + b"]" * 3000, "nested more than"),
+        (b"x" * (1 << 21), "bytes, and a configuration at most"),
+        (bomb("[", "{1}", "]").encode(), "stands for more than 20,000 values"),
+        (bomb("{", "k{}: {}", "}").encode(), "stands for more than 20,000 values"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_in_one_line(
+    content: bytes, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_bytes(content)
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", f"--config={file}"])
+    with pytest.raises(SystemExit, match=reason) as refusal:
+        main()
+    assert str(refusal.value).startswith(f"lightning-gnn-dist fit: {file}")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
+def test_shipped_configurations_pass(path: Path) -> None:
+    check_files([f"--config={path}"])
+    check_files(["--config", str(path), "--trainer.max_epochs=2"])
+
+
+def test_a_few_aliases_are_fine(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("data: &d {batch_size: 2}\nmodel: {<<: *d, size: 3}\ntrainer: {x: [1, 2]}\n")
+    check_files([f"--config={tmp_path}/config.yaml"])
+
+
+def test_files_for_other_options_are_looked_at_too(tmp_path: Path) -> None:
+    (tmp_path / "model.yaml").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="not in UTF-8"):
+        check_files(["--model", f"{tmp_path}/model.yaml"])
+
+
+@pytest.mark.parametrize("path", ["nowhere.yaml", "", "."])
+def test_a_configuration_must_be_a_file(path: str) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match="--config must be a"):
+        check_files([f"--config={path}"])
+
+
+@pytest.mark.parametrize("number", ["inf", "nan", "-1", "0", "1e300", "x"])
+def test_an_amount_of_memory_is_a_number(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["prepare", "source", "out", f"--out-of-core={number}"])
+    assert "argument --memory/--out-of-core: " in capsys.readouterr().err.splitlines()[0]
+
+
+def test_a_demo_of_too_few_nodes_is_refused_in_one_line() -> None:
+    with pytest.raises(SystemExit, match=r"lightning-gnn-dist demo: num_nodes \(3\) must be at least twice"):
+        main(["demo", "--nodes=3"])

@@ -50,7 +50,7 @@ from tests.cli.test_options import refused
 from tests.ranks import run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-OF_DATABASES = {"relational.yaml", "recommending.yaml"}  # tests.cli.test_databases has them
+OF_DATABASES = {"relational.yaml", "recommending.yaml"}  # tried below, from tables
 CONFIGS = sorted({path.name for path in (EXAMPLES / "configs").glob("*.yaml")} - OF_DATABASES)
 SMALL = [
     "--data.graph.init_args.num_nodes=2000",
@@ -335,3 +335,41 @@ def test_predict_by_layer_says_what_batches_say(tmp_path: Path) -> None:
 def test_predict_without_a_file_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["predict", "--config=configs/ddp.yaml", "--trainer.logger=false"]
     assert "predict would keep nothing: name a file" in refused(given, capsys, monkeypatch)
+
+
+# From the made-up shop to tables of predictions, by the commands and the configurations that ship.
+
+
+WHERE = {"relational.yaml": "--data.graph", "recommending.yaml": "--data.init_args.split"}  # the option of the graph
+COLUMNS = {
+    "relational.yaml": ["customer_id", "at", "row"],
+    "recommending.yaml": ["question", "sender", "time", "receiver", "score"],
+}
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shop")
+    main(["shop", str(folder / "shop"), "--customers", "200"])
+    main(["prepare", str(folder / "shop"), str(folder / "shop_graph")])
+    return folder / "shop_graph"
+
+
+def test_each_configuration_of_a_database_is_tried() -> None:
+    assert WHERE.keys() == COLUMNS.keys() == OF_DATABASES
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")  # another version of the logs
+@pytest.mark.parametrize("name", sorted(OF_DATABASES))
+def test_a_shipped_config_goes_from_tables_to_a_table(name: str, graph: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    own = [f"--config=configs/{name}", f"--model.init_args.graph={graph}", f"{WHERE[name]}={graph}"]
+    own += [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.enable_progress_bar=false"]
+    own += ["--trainer.log_every_n_steps=1"]
+    run_ranks(command, 2, "fit", *own, "--trainer.max_epochs=1")
+    (checkpoint,) = tmp_path.rglob("*.ckpt")
+    out = tmp_path / "found.parquet"
+    run_ranks(command, 2, "predict", *own, f"--ckpt_path={checkpoint}", f"--output={out}")
+    found = parquet.read_table(out)
+    assert found.column_names == COLUMNS[name] and found.num_rows > 0

@@ -2,14 +2,24 @@
 
 import copy
 import pickle
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import HeteroData
 from torch_geometric.utils import subgraph
 
 from lightning_gnn_dist import Graph, citations, communities
+from lightning_gnn_dist.graph import graph_report
 from lightning_gnn_dist.graph import rows as rows_module
+from lightning_gnn_dist.graph import user_ids as ids_module
+from lightning_gnn_dist.graph.graph_report import report_of
+from lightning_gnn_dist.graph.rows import Lookup
+from lightning_gnn_dist.graph.user_ids import IdIndex, NodeColumns, ids_for, places_of, user_ids
+from tests.memory import Peak, reads_memory
 
 
 def random_edges(num_nodes: int = 40, num_edges: int = 200, seed: int = 0) -> Tensor:
@@ -142,3 +152,117 @@ def test_an_attribute_that_is_an_array_is_told_where_it_is() -> None:
 def test_what_a_graph_shows_is_where_it_says() -> None:
     graph = communities(30, 2, num_features=2)
     assert "node_arrays=['x', 'y', " in repr(graph) and "edge_arrays=[]" in repr(graph)
+
+
+# What the report of a graph says, on graphs where one can count.
+
+
+def test_it_counts_and_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graph_report, "EDGES_AT_ONCE", 2)
+    arrays = {"y": torch.tensor([0, 0, 1, -1, 0, 2]), "train_mask": torch.tensor([True] + [False] * 5)}
+    ends = torch.tensor([[1, 2, 3, 4, 0], [0, 0, 0, 0, 1]])  # 1 to 4 send to 0, and 0 to 1; 5 is alone
+    lines = report_of(Graph.from_edge_index(ends, 6, arrays)).splitlines()
+    assert lines[0] == "6 nodes, 5 edges, 0.0 MB" and "y (int64 [6])" in lines[1]
+    assert "0 in the median, at most 1 for nine in ten, 4 at most; 4 nodes have none" in lines[2]
+    assert lines[3] == "directed: not every edge has its reverse"
+    assert lines[4:] == ["labels: 3 classes, 75% of the edges between nodes of one label", "split: 1 train (16.7%)"]
+
+
+def test_a_graph_on_disk_reports_the_same(tmp_path: Path) -> None:
+    graph = communities(500)
+    graph.save(tmp_path / "graph")
+    assert report_of(Graph.open(tmp_path / "graph")) == report_of(graph)
+    assert "every node sends as many edges as it receives" in report_of(graph)
+
+
+def test_labels_may_be_absent() -> None:
+    report = report_of(Graph.from_edge_index(torch.tensor([[0], [1]]), 2, {"y": torch.rand(2)}))
+    assert "labels" not in report and report.endswith("split: none")
+
+
+@pytest.mark.parametrize("at_once", [1, 1 << 20])
+def test_it_counts_by_type(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Authors 0 and 1 write paper 0, author 1 writes paper 1 twice; paper 2 cites 0; nobody is at the venue."""
+    monkeypatch.setattr(rows_module, "EDGES_PER_PIECE", at_once)
+    data = HeteroData()
+    data["paper"].x, data["paper"].y = torch.ones(3, 4), torch.tensor([0, 2, -1])
+    data["paper"].train_mask = torch.tensor([True, True, False])
+    data["author"].num_nodes, data["venue"].num_nodes = 2, 1
+    data["author", "writes", "paper"].edge_index = torch.tensor([[0, 1, 1, 1], [0, 0, 1, 1]])
+    data["author", "writes", "paper"].time = torch.tensor([4, 3, 2, 1])
+    data["paper", "cites", "paper"].edge_index = torch.tensor([[2], [0]])
+    data["paper", "at", "venue"].edge_index = torch.empty(2, 0, dtype=torch.int64)
+    assert [" ".join(line.split()) for line in report_of(Graph.from_pyg(data, time="time")).splitlines()] == [
+        "6 nodes of 3 types, 5 edges of 3 types, 0.0 MB",
+        "nodes number MB split labels arrays",
+        "paper 3 0.0 2 train 2 classes x (float32 x 4), y (int64), train_mask (bool)",
+        "author 2 0.0 - - -",
+        "venue 1 0.0 - - -",
+        "edges number MB received by at most arrays",
+        "author writes paper 4 0.0 67% of paper 2 time (int64)",
+        "paper cites paper 1 0.0 33% of paper 1 -",
+        "paper at venue 0 0.0 0% of venue 0 -",
+        "edges of one type into a node are in order of time, then the sender",
+    ]
+
+
+# Looking up node ids.
+
+
+@pytest.mark.parametrize("most", [40, 100_000], ids=["dense", "sparse"])
+@pytest.mark.parametrize("is_sorted", [True, False])
+@pytest.mark.parametrize("num_asked", [3, 500], ids=["few", "many"])
+@pytest.mark.parametrize("first", [0, 7_000])
+def test_ids_are_found_where_they_are(most: int, is_sorted: bool, num_asked: int, first: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    nodes = torch.randperm(most, generator=generator)[:20] + first
+    nodes = nodes.sort().values if is_sorted else nodes
+    some = nodes[torch.randint(20, (num_asked,), generator=generator)]
+    asked = torch.where(torch.rand(num_asked, generator=generator) < 0.5, some, some + first // 2 - 2)
+    places = {node: at for at, node in enumerate(nodes.tolist())}
+    lookup = Lookup(nodes)
+    for _ in range(2):
+        at, is_found = lookup(asked)
+        assert is_found.tolist() == lookup.contains(asked).tolist() == [node in places for node in asked.tolist()]
+        assert at.tolist() == [places[node] for node in asked.tolist() if node in places]
+
+
+def test_no_node_has_no_place() -> None:
+    at, is_found = Lookup(torch.empty(0, dtype=torch.int64))(torch.tensor([3, 5]))
+    assert at.numel() == 0 and is_found.tolist() == [False, False]
+
+
+# Nodes are found by users' ids, and no more of the files is read than is asked for.
+
+
+@pytest.mark.parametrize("ids", [["b", "a", "longer", "ü", "c"], [7, -3, 900, 2**40], ["b"]])
+def test_a_node_is_found_by_its_id(ids: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ids_module, "_AT_ONCE", 2)
+    array = np.array(ids)
+    missing = np.array(["zz"]) if array.dtype.kind == "U" else np.array([5])
+    asked = np.concatenate([array[::-1], missing, array[:1]])
+    assert places_of(array, asked).tolist() == [*reversed(range(len(ids))), -1, 0]
+    index = IdIndex(array)
+    assert [index.find(name) for name in ids] == list(range(len(ids)))
+    strange: list[Any] = ["zz", "b\0", "\ud800", "x" * 999, 5, 2**80, -(2**80), 7.0, True, None, ["b"]]
+    assert [index.find(name) for name in strange] == [None] * len(strange)
+
+
+@reads_memory
+def test_no_more_is_read_than_is_asked_for(tmp_path: Path) -> None:
+    """The ids of a million nodes take 32 MB."""
+    count, path = 1_000_000, tmp_path / "graph"
+    Graph.from_edge_index(torch.zeros(2, 1).long(), count, {"x": torch.zeros(count, 1)}).save(path)
+    (path / "ids").mkdir()
+    names = np.char.add("W", np.arange(count).astype("U7"))
+    np.save(path / "ids" / "nodes.npy", names)
+    nodes = np.array([3, count - 1, 400_000, 3])
+    with Peak("VmRSS") as peak:
+        found = ids_for(None, path, "", count)
+        assert NodeColumns(found, nodes)(0, np.zeros((4, 1)))["node"].tolist() == names[nodes].tolist()
+    assert found is not None and len(found) == count
+    assert peak.added_bytes < 4 << 20
+    with Peak("RssAnon") as peak:
+        Graph.open(path).save(tmp_path / "copy")
+    assert peak.added_bytes < 24 << 20
+    assert (user_ids(tmp_path / "copy") == names).all()

@@ -1,12 +1,28 @@
 """A partition checks itself, and says what it was given."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import Partition
-from lightning_gnn_dist.partition.base import part_capacity
-from tests.partition.graphs import path_graph
+from lightning_gnn_dist import (
+    Graph,
+    KaMinParPartitioner,
+    MetisPartitioner,
+    Partition,
+    RandomPartitioner,
+    StreamingPartitioner,
+    SuperNodePartitioner,
+    citations,
+    communities,
+)
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.partition import kaminpar
+from lightning_gnn_dist.partition.base import Partitioner, part_capacity
+from lightning_gnn_dist.partition.cache import cached_partition
+from tests.partition.graphs import lonely_nodes, messy_community, path_graph, random_directed
 
 
 def assignment(*parts: int) -> Tensor:
@@ -53,3 +69,198 @@ def test_nothing_changes_a_partition_that_was_made() -> None:
     partition.assignment[0] = 9  # nobody does; loops must not read beyond an array all the same
     with pytest.raises(ValueError, match="assignment names part 9"):
         partition.counts()
+
+
+# What every partitioner promises, whatever the graph. A new one is enrolled by one line here.
+
+
+_OF_KAMINPAR: list[Partitioner] = []
+if kaminpar.is_available():
+    _OF_KAMINPAR = [KaMinParPartitioner(), KaMinParPartitioner("train", imbalance=0.0), KaMinParPartitioner("edges")]
+    _OF_KAMINPAR.append(SuperNodePartitioner(24, KaMinParPartitioner(preset="fast")))
+PARTITIONERS: list[Partitioner] = [
+    RandomPartitioner(),
+    MetisPartitioner(),
+    MetisPartitioner(balance="train"),
+    MetisPartitioner(imbalance=0.0),
+    *_OF_KAMINPAR,
+    SuperNodePartitioner(num_supernodes=24),
+    StreamingPartitioner("ldg"),
+    StreamingPartitioner("fennel"),
+    StreamingPartitioner("ldg", slack=1.0, passes=1),
+    StreamingPartitioner("fennel", slack=0.0, passes=2, order="random"),
+]
+SEEDED = [p for p in PARTITIONERS if not isinstance(p, StreamingPartitioner) or p.order == "random"]
+GRAPHS = {
+    "communities": communities(400, 4, num_features=2, train_share=0.3),
+    "directed, self loops, duplicates": random_directed(),
+    "communities, self loops, duplicates": messy_community(),
+    "path": path_graph(50),
+    "directed path": path_graph(50, both_ways=False),
+    "isolated nodes": lonely_nodes(),
+    "no edges": Graph(torch.zeros(31, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)),
+}
+any_partitioner = pytest.mark.parametrize("partitioner", PARTITIONERS, ids=repr)
+any_graph = pytest.mark.parametrize("graph", GRAPHS.values(), ids=GRAPHS)
+
+
+def same(left: Partition, right: Partition) -> bool:
+    return torch.equal(left.assignment, right.assignment)
+
+
+def with_train_mask(graph: Graph) -> Graph:
+    train_mask = torch.ones(graph.num_nodes, dtype=torch.bool)
+    return Graph(graph.indptr, graph.indices, {"train_mask": train_mask} | graph.node_arrays)
+
+
+@any_partitioner
+@any_graph
+@pytest.mark.parametrize("num_parts", [1, 2, 7, 24])
+def test_every_node_is_in_one_part_and_no_part_is_empty(partitioner: Partitioner, graph: Graph, num_parts: int) -> None:
+    partition = partitioner(with_train_mask(graph), num_parts, seed=0)
+    assert partition.num_parts == num_parts
+    assert partition.assignment.shape == (graph.num_nodes,)
+    assert partition.counts().sum() == graph.num_nodes
+    assert partition.counts().min() >= 1
+
+
+@any_partitioner
+@any_graph
+def test_the_same_seed_gives_the_same_parts_whatever_happened_before(partitioner: Partitioner, graph: Graph) -> None:
+    graph = with_train_mask(graph)
+    first = partitioner(graph, 5, seed=3)
+    torch.manual_seed(1)
+    partitioner(graph, 4, seed=9)
+    assert same(first, partitioner(graph, 5, seed=3))
+
+
+@pytest.mark.parametrize("partitioner", SEEDED, ids=repr)
+def test_another_seed_gives_other_parts(partitioner: Partitioner) -> None:
+    graph = GRAPHS["communities"]
+    assert not same(partitioner(graph, 5, seed=0), partitioner(graph, 5, seed=1))
+
+
+@pytest.mark.parametrize("partitioner", [p for p in PARTITIONERS if not isinstance(p, SuperNodePartitioner)], ids=repr)
+@pytest.mark.parametrize("num_nodes", [1, 2, 5, 24])
+def test_as_many_parts_as_nodes(partitioner: Partitioner, num_nodes: int) -> None:
+    for graph in (path_graph(num_nodes), path_graph(num_nodes, both_ways=False)):
+        partition = partitioner(graph, num_nodes, seed=0)
+        assert partition.assignment.sort().values.tolist() == list(range(num_nodes))
+
+
+@any_partitioner
+def test_more_parts_than_nodes_are_refused(partitioner: Partitioner) -> None:
+    with pytest.raises(ValueError, match=r"num_parts \(8\) must not exceed the graph's nodes \(5\)"):
+        partitioner(path_graph(5), 8, seed=0)
+
+
+@any_partitioner
+def test_a_graph_on_disk_is_cut_like_the_same_graph_in_ram(
+    partitioner: Partitioner, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    graph = GRAPHS["communities"]
+    folder = tmp_path_factory.mktemp("graph") / "saved"
+    graph.save(folder)
+    assert same(partitioner(graph, 6, seed=0), partitioner(Graph.open(folder), 6, seed=0))
+
+
+@any_partitioner
+def test_the_graph_is_left_as_it_was(partitioner: Partitioner) -> None:
+    graph = messy_community()
+    before = graph.indptr.clone(), graph.indices.clone()
+    partitioner(graph, 6, seed=0)
+    assert torch.equal(before[0], graph.indptr)
+    assert torch.equal(before[1], graph.indices)
+
+
+@any_partitioner
+def test_the_order_of_a_row_does_not_matter_to_what_is_promised(partitioner: Partitioner) -> None:
+    graph = GRAPHS["communities"].induced(torch.arange(400).flip(0))  # local ids run backwards in every row
+    partition = partitioner(graph, 6, seed=0)
+    assert partition.counts().min() >= 1
+    assert partition.counts().sum() == 400
+
+
+# Partitions of a graph with types: all nodes in one id space, every part with its share of each type's seeds.
+
+
+@pytest.fixture(scope="module")
+def data() -> HeteroData:
+    """Papers and authors to train on, unevenly over the fields; of venues three, fewer than parts."""
+    data = citations(1200, 4).to_pyg()
+    assert isinstance(data, HeteroData)
+    data["author"].train_mask = data["author"].x[:, 0] > 1
+    data["venue"].train_mask = torch.arange(12) < 3
+    return data
+
+
+@pytest.mark.parametrize(
+    "partitioner", [RandomPartitioner(), MetisPartitioner(), StreamingPartitioner(), SuperNodePartitioner(20)], ids=str
+)
+def test_types_change_no_partition(partitioner: Partitioner, data: HeteroData, tmp_path: Path) -> None:
+    graph = Graph.from_pyg(data)
+    at = torch.argsort(torch.arange(graph.num_nodes).repeat_interleave(graph.degrees()) * 2**20 + graph.indices)
+    plain = Graph(graph.indptr, graph.indices[at])  # rows in order of senders alone
+    found = cached_partition(graph, partitioner, 4, 0, tmp_path)
+    assert torch.equal(found.assignment, partitioner(plain, 4, 0).assignment)
+    assert torch.equal(cached_partition(graph, partitioner, 4, 0, tmp_path).assignment, found.assignment)
+
+
+def test_every_part_has_its_share_of_each_types_training_nodes(data: HeteroData) -> None:
+    graph = Graph.from_pyg(data)
+    report = MetisPartitioner(balance="train")(graph, 4, seed=0).report(graph)
+    assert report.train_nodes is not None
+    assert list(report.train_of_types) == ["paper", "author", "venue"]
+    for kind, counts in report.train_of_types.items():
+        total = int(data[kind].train_mask.sum())
+        assert int(counts.sum()) == total and counts.max() <= max(-(-total // 4), int(1.03 * total / 4))
+    assert torch.equal(sum(report.train_of_types.values()), report.train_nodes)  # type: ignore[arg-type]
+    assert report.train_of_types["paper"].min() > 0 and report.nodes.max() <= 1.03 * graph.num_nodes / 4
+    alone = MetisPartitioner()(graph, 4, seed=0).report(graph)
+    assert alone.train_of_types["author"].max() > report.train_of_types["author"].max()
+    assert "of author" in str(report)
+
+
+def test_few_training_nodes_of_many_types_reach_every_part() -> None:
+    data = HeteroData()
+    for number in range(6):  # 11 nodes each, all to train on: five parts get two of each type, or three
+        data[f"t{number}"].train_mask = torch.ones(11, dtype=torch.bool)
+    data["t0"].train_mask[:] = False
+    data["t0"].train_mask[:2] = True
+    for number in range(6):
+        data[f"t{number}", "to", "t0"].edge_index = torch.arange(11).repeat(2, 1)
+    graph = Graph.from_pyg(data)
+    report = MetisPartitioner(balance="train")(graph, 5, seed=0).report(graph)
+    assert all(2 <= int(counts.min()) <= int(counts.max()) <= 3 for counts in list(report.train_of_types.values())[1:])
+    assert report.train_of_types["t0"].max() == 1
+
+
+def test_many_types_of_training_nodes_may_fill_a_part_beyond_its_share() -> None:
+    data, generator = HeteroData(), torch.Generator().manual_seed(0)
+    for number in range(6):
+        data[f"t{number}"].train_mask = torch.ones(4, dtype=torch.bool)
+        edge_index = torch.randint(4, (2, 6), generator=generator)
+        data[f"t{number}", "to", f"t{(number + 1) % 6}"].edge_index = edge_index
+    graph = Graph.from_pyg(data)
+    report = MetisPartitioner(balance="train", imbalance=0.0)(graph, 3, seed=0).report(graph)
+    assert all(counts.max() <= 2 for counts in report.train_of_types.values())
+    assert report.nodes.max() > 24 // 3  # where all nodes stay where they are, no node can make room
+
+
+def test_each_part_has_a_training_node_where_no_type_has_enough() -> None:
+    data = HeteroData()
+    for kind in "abc":
+        data[kind].train_mask = torch.arange(8) < 2
+    data["a", "to", "b"].edge_index = torch.tensor([[0, 1], [1, 0]])
+    graph = Graph.from_pyg(data)
+    report = MetisPartitioner(balance="train")(graph, 6, seed=0).report(graph)
+    assert report.train_nodes is not None and report.train_nodes.tolist() == [1] * 6
+
+
+def test_inspect_tells_partitions_of_types(
+    data: HeteroData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Graph.from_pyg(data).save(tmp_path / "graph")
+    main(["inspect", str(tmp_path / "graph"), "--parts", "3", "--balance", "train"])
+    said = capsys.readouterr().out
+    assert "of paper  of author  of venue" in said and "3 parts: " in said

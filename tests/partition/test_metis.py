@@ -1,15 +1,31 @@
 """METIS: few cut edges, bounds that hold, and the graph that it is given."""
 
+import errno
+import os
 from collections.abc import Callable
 from math import ceil
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
 
-from lightning_gnn_dist import Graph, MetisPartitioner, RandomPartitioner, communities
+from lightning_gnn_dist import (
+    Graph,
+    KaMinParPartitioner,
+    MetisPartitioner,
+    PartitionedDataModule,
+    RandomPartitioner,
+    StreamingPartitioner,
+    communities,
+)
+from lightning_gnn_dist.partition import default, kaminpar, metis
+from lightning_gnn_dist.partition.default import default_partitioner
+from lightning_gnn_dist.partition.kaminpar import _file
 from lightning_gnn_dist.partition.multilevel import refuse_beyond, undirected
+from lightning_gnn_dist.partition.random import deal
 from tests.partition.graphs import lonely_nodes, messy_community, path_graph, random_directed
 
 GRAPH = communities(4000, 8, num_features=2, train_share=0.2, homophily=0.9)
@@ -104,3 +120,127 @@ def test_cora(to_pyg: Callable[..., Data]) -> None:
     assert MetisPartitioner()(graph, 8, seed=0).report(graph).cut_ratio < 0.2
     assert MetisPartitioner(balance="train")(graph, 8, seed=0).report(graph).cut_ratio < 0.2
     assert RandomPartitioner()(graph, 8, seed=0).report(graph).cut_ratio == pytest.approx(7 / 8, abs=0.02)
+
+
+# KaMinPar: what its file holds, what it evens out, and what is said where it is not installed or has no room.
+
+
+needs_it = pytest.mark.skipif(not kaminpar.is_available(), reason="KaMinPar is not installed")
+
+
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_the_file_holds_every_edge_both_ways_once(with_weights: bool, tmp_path: Path) -> None:
+    graph = random_directed()
+    file = tmp_path / "graph"
+    undirected(graph, lambda start: _file(file, start, with_weights=with_weights))
+    receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+    pairs = {frozenset(edge) for edge in zip(graph.indices.tolist(), receivers.tolist(), strict=True)}
+    around: list[set[int]] = [set() for _ in range(graph.num_nodes)]
+    for pair in pairs:
+        if len(pair) == 2:
+            first, second = pair
+            around[first].add(second), around[second].add(first)
+    content = file.read_bytes()
+    version, num_nodes, num_edges = np.frombuffer(content, np.uint64, 3).tolist()
+    starts = np.frombuffer(content, np.uint64, num_nodes + 1, 24).tolist()
+    assert (version, num_nodes, num_edges) == (9 if with_weights else 11, graph.num_nodes, sum(map(len, around)))
+    for node, neighbors in enumerate(around):
+        count = (starts[node + 1] - starts[node]) // 4
+        assert set(np.frombuffer(content, np.uint32, count, starts[node]).tolist()) == neighbors
+        assert count == len(neighbors)
+    rest = np.frombuffer(content[starts[-1] :], np.int64).tolist()
+    assert rest == ([1 + len(neighbors) for neighbors in around] if with_weights else [])
+
+
+@needs_it
+def test_it_cuts_fewer_edges_and_evens_out_what_it_is_told() -> None:
+    graph = communities(3000, 4, num_features=2, homophily=0.9)
+    cut = {name: KaMinParPartitioner(balance=name)(graph, 6, 0) for name in ("nodes", "edges")}
+    at_random, streamed = (
+        each(graph, 6, 0).report(graph).cut_ratio for each in (RandomPartitioner(), StreamingPartitioner())
+    )
+    assert all(each.report(graph).cut_ratio < min(0.6 * at_random, streamed) for each in cut.values())
+    assert cut["nodes"].counts().max() <= 1.03 * 500
+    edges = {name: torch.zeros(6).index_add_(0, each.assignment, graph.degrees() + 1.0) for name, each in cut.items()}
+    assert edges["edges"].max() <= 1.03 * edges["edges"].mean() + graph.degrees().max()
+    assert edges["edges"].max() - edges["edges"].min() < edges["nodes"].max() - edges["nodes"].min()
+
+
+def test_without_it_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kaminpar, "kaminpar", None)
+    with pytest.raises(ValueError, match=r'pip install "lightning-gnn-dist\[kaminpar\]"; or take StreamingPartitioner'):
+        KaMinParPartitioner()
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="a system without posix_fallocate")
+def test_a_full_disk_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(kaminpar, "kaminpar", kaminpar.kaminpar or object())
+    with pytest.raises(OSError, match="has no room for the file that KaMinPar reads, 4 bytes for each of"):
+        KaMinParPartitioner()(random_directed(), 2, 0)
+
+
+GB = 10**9
+
+
+@pytest.mark.parametrize(
+    ("num_edges", "memory", "installed", "expected"),
+    [
+        (10**6, 8 * GB, True, "Metis"),
+        (30 * 10**6, 80 * GB, True, "KaMinPar"),  # METIS fits, and takes long
+        (30 * 10**6, 80 * GB, False, "Metis"),
+        (10**7, 2 * GB, True, "KaMinPar"),
+        (10**7, 2 * GB, False, "Streaming"),
+        (10**8, 2 * GB, True, "Streaming"),
+    ],
+)
+def test_size_and_memory_decide(
+    num_edges: int, memory: int, installed: bool, expected: str, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+) -> None:
+    monkeypatch.setattr(metis, "pymetis", object())
+    monkeypatch.setattr(kaminpar, "kaminpar", object() if installed else None)
+    default._tell.cache_clear()
+    assert type(default_partitioner(num_edges, memory)).__name__ == f"{expected}Partitioner"
+    alike: Any = default_partitioner(num_edges, memory, look_alike=True)
+    assert type(alike).__name__ == "SuperNodePartitioner"
+    assert type(alike.clusters).__name__ == ("NoneType" if expected == "Metis" else f"{expected}Partitioner")
+    assert len(logged) == (expected != "Metis")
+    assert all("METIS would take about" in text and f"for {num_edges:,} edges" in text for text in logged)
+    assert all(("gnn-dist[kaminpar]" in text) == (expected == "Streaming" and not installed) for text in logged)
+
+
+def test_auto_is_what_no_name_is() -> None:
+    graph = communities(200, 2, num_features=2)
+    assert PartitionedDataModule(graph, partitioner="auto").partitioner == PartitionedDataModule(graph).partitioner
+
+
+def test_a_saved_graph_is_cut_beside_it_and_nothing_stays(tmp_path: Path) -> None:
+    communities(200, 2, num_features=2).save(tmp_path / "graph")
+    if kaminpar.is_available():
+        KaMinParPartitioner()(Graph.open(tmp_path / "graph"), 3, 0)
+    assert [each.name for each in tmp_path.iterdir()] == ["graph"]
+
+
+# Random parts: balanced, alike, and without most of their edges.
+
+
+@pytest.mark.parametrize("num_parts", [1, 3, 8])
+def test_counts_differ_by_one_at_most(num_parts: int) -> None:
+    counts = RandomPartitioner()(path_graph(1001), num_parts, seed=0).counts()
+    assert counts.max() - counts.min() <= 1
+
+
+def test_one_edge_in_p_stays_and_parts_look_alike() -> None:
+    graph = communities(8000, 8, num_features=2, train_share=0.5)
+    report = RandomPartitioner()(graph, 8, seed=0).report(graph)
+    assert report.cut_ratio == pytest.approx(7 / 8, abs=0.01)
+    assert report.worst_label_skew is not None
+    assert report.worst_label_skew < 0.15
+
+
+def test_the_deal_never_changes() -> None:
+    # Ranks that compute it by themselves must agree, so must a run and the one that resumes it.
+    assert deal(12, 3, seed=0).tolist() == [0, 1, 0, 1, 0, 0, 2, 1, 2, 2, 1, 2]

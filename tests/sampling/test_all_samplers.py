@@ -1,7 +1,11 @@
 """What holds for every sampler of nodes."""
 
+import gc
 import pickle
+import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
@@ -12,22 +16,32 @@ from lightning_gnn_dist import (
     FastGCNSampler,
     Graph,
     LadiesSampler,
+    MetisPartitioner,
     NeighborSampler,
+    Partition,
     PartitionedDataModule,
     RandomWalkSampler,
     ShadowSampler,
+    StreamingPartitioner,
     WholePartSampler,
+    communities,
+    save_shards,
+    split_edges,
 )
+from lightning_gnn_dist.batches.pool import gather_rows
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine import sample as sample_module
-from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.engine.rng import key
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
+from lightning_gnn_dist.extensions.links.negatives import draw_receivers, has_edges
+from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.layer_wise import LayerSampler
 from tests.pages import public
 from tests.sage import SAGE
 from tests.samplers import SAMPLERS, graph_for_all
-from tests.sampling.neighborhoods import CHANGES, assert_same, damaged
+from tests.sampling.neighborhoods import CHANGES, assert_same, damaged, edge_index_of, edges_of
 from tests.sampling.reference import random_graph
 
 SEEDS = [torch.randperm(400, generator=torch.Generator().manual_seed(i))[: 9 + i] for i in range(6)]
@@ -153,3 +167,149 @@ def test_both_tables_and_any_room_give_the_same_batch(sampler: Sampler, monkeypa
     for again in samples[1:]:
         assert_same(samples[0], again)
     assert samples[0][0].indices.numel() > 3000
+
+
+# Arrays that are changed after the graph was checked: no loop reads out of bounds, and a sentence says so.
+
+
+NUM_NODES = 400
+
+
+def halves(graph: Graph) -> Partition:
+    return Partition((torch.arange(NUM_NODES) % 2).to(torch.int32), 2)
+
+
+WHOLE: dict[str, Callable[[Graph], Any]] = {
+    "METIS": lambda graph: MetisPartitioner()(graph, 2, 0),
+    "streaming": lambda graph: StreamingPartitioner()(graph, 2, 0),
+    "a report": lambda graph: halves(graph).report(graph),
+    "a graph's report": report_of,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("use", WHOLE.values(), ids=WHOLE)
+def test_what_reads_all_edges_looks_first(use: Callable[[Graph], Any], change: tuple[str, int, int]) -> None:
+    with pytest.raises(ValueError, match=r"indptr|indices"):
+        use(damaged(communities(NUM_NODES), *change))
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_negatives_stay_in_the_graph(change: tuple[str, int, int]) -> None:
+    graph, nodes = damaged(communities(NUM_NODES), *change), torch.arange(NUM_NODES)
+    receivers, _ = draw_receivers(graph, nodes[None], nodes, 3, key(0, 0, 0, 0))
+    assert int(receivers.min()) >= 0 and int(receivers.max()) < NUM_NODES
+    has_edges(graph, torch.stack([nodes, nodes]))
+
+
+def test_edges_are_checked_whatever_is_said_of_them() -> None:
+    with pytest.raises(ValueError, match=r"indices must lie in \[0, 2\), got 0 to 5"):
+        Graph(torch.tensor([0, 1, 2]), torch.tensor([0, 5]), fingerprint="00")
+
+
+def test_rows_that_an_array_lacks_are_refused() -> None:
+    with pytest.raises(IndexError, match=r"Rows 0 to 400 are asked for of an array that has 400"):
+        gather_rows(torch.zeros(400, 1000), torch.arange(401))
+
+
+ROWS = Graph(torch.tensor([0, 1, 2]), torch.tensor([5, 6]), num_senders=10)
+NEED_ALL_ROWS: dict[str, Callable[[], Any]] = {
+    "sampler": lambda: WholePartSampler(2).sample_bulk(ROWS, [torch.tensor([0])], [BatchKey(0, 0, 0)]),
+    "partitioner": lambda: MetisPartitioner()(ROWS, 2, 0),
+    "report": lambda: Partition(torch.tensor([0, 1], dtype=torch.int32), 2).report(ROWS),
+    "links": lambda: split_edges(ROWS, 0.5, 0.0),
+    "shards": lambda: save_shards(ROWS, Partition(torch.tensor([0, 1], dtype=torch.int32), 2), "nowhere"),
+}
+
+
+@pytest.mark.parametrize("call", NEED_ALL_ROWS.values(), ids=NEED_ALL_ROWS)
+def test_rows_of_a_larger_graph_are_no_graph(call: Callable[[], Any]) -> None:
+    with pytest.raises(ValueError, match="has rows for 2 nodes, and edges from 10: it is a shard"):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("seeds", "message"),
+    [
+        (torch.ones(2, dtype=torch.int64, device="meta"), "lies on the device 'meta'"),
+        (torch.tensor([1], dtype=torch.uint64), "uint64, which cannot be computed with"),
+    ],
+)
+def test_seeds_of_no_known_kind_are_refused(seeds: torch.Tensor, message: str) -> None:
+    with pytest.raises(ValueError, match=f"The seeds of a batch .*{message}"):
+        NeighborSampler([2]).sample_bulk(communities(40, 2), [seeds], [BatchKey(0, 0, 0)])
+
+
+def test_as_many_chunks_as_no_machine_holds_are_refused() -> None:
+    graph = communities(40, 2)
+    graph.node_arrays["chunk"] = torch.full((40,), 2**40)
+    with pytest.raises(ValueError, match="chunk holds the number 1099511627776"):
+        ClusterSampler(1).sample_bulk(graph, [torch.tensor([0])], [BatchKey(0, 0, 0)])
+
+
+# The whole part as one batch.
+
+
+SEEDS_OF_PART = torch.tensor([44, 3, 58, 17])
+
+
+def whole(graph, seeds=SEEDS_OF_PART, num_hops=2, epoch=0) -> Sample:
+    return WholePartSampler(num_hops).sample_bulk(graph, [seeds], [BatchKey(0, epoch, 0)])[0]
+
+
+@pytest.mark.parametrize("num_hops", [2, 3])
+def test_it_has_every_node_and_every_edge_the_seeds_first(num_hops):
+    graph = random_graph()
+    sample = whole(graph, num_hops=num_hops)
+    assert sample.nodes[:4].equal(SEEDS_OF_PART.sort().values)
+    assert sample.nodes.sort().values.equal(torch.arange(60))
+    expected = edge_index_of(graph)
+    assert edges_of(sample).equal(expected[:, (expected[0] * 10**6 + expected[1]).argsort()])
+    assert sum(sample.num_sampled_nodes) == 60
+    assert sum(sample.num_sampled_edges) == graph.num_edges
+    assert len(sample.num_sampled_nodes) == num_hops + 1
+    assert len(sample.num_sampled_edges) == num_hops
+
+
+def test_with_one_layer_only_the_seeds_receive():
+    graph = random_graph()
+    sample = whole(graph, num_hops=1)
+    assert sample.indptr.numel() == 5
+    assert sample.num_sampled_edges == [int(graph.degrees()[SEEDS_OF_PART].sum())]
+    assert sample.num_sampled_nodes == [4, 56]
+
+
+def test_it_is_built_once_for_a_set_of_seeds():
+    graph = random_graph()
+    first = whole(graph)
+    assert whole(graph, epoch=7) is first
+    assert whole(graph, SEEDS_OF_PART.flip(0)) is first
+    assert whole(graph, SEEDS_OF_PART[:2]) is not first
+    assert whole(graph, num_hops=3) is not first
+    assert whole(random_graph()) is not first
+
+
+def test_it_lives_no_longer_than_its_graph():
+    graph = random_graph()
+    nodes = weakref.ref(whole(graph).nodes)
+    assert nodes() is not None
+    del graph
+    gc.collect()
+    assert nodes() is None
+
+
+@pytest.mark.parametrize("num_hops", [2, 3, 4])
+def test_each_layer_computes_the_rows_that_the_next_one_reads(num_hops):
+    graph = random_graph()
+    batch = assemble(graph, whole(graph, num_hops=num_hops))
+    receivers, senders = (edge_index_of(graph)[row] for row in (1, 0))
+    needed = set(SEEDS_OF_PART.tolist())  # rows of the last layer, then of those before
+    for block in reversed(batch.blocks):
+        assert set(batch.n_id[: block.num_dst].tolist()) == needed
+        read = {s for s, r in zip(senders.tolist(), receivers.tolist(), strict=True) if r in needed}
+        assert sorted(batch.n_id[block.edge_index[0]].tolist()) == sorted(
+            s for s, r in zip(senders.tolist(), receivers.tolist(), strict=True) if r in needed
+        )
+        needed |= read
+    assert batch.blocks[0].num_dst < 60 or num_hops == 4
+    assert batch.blocks[0].num_src == 60

@@ -1,9 +1,11 @@
 """A saved graph: the same after opening, cheap to open, refused when damaged, never half-written."""
 
 import json
+import os
 import pickle
 import re
 import resource
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,20 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist import Graph, NeighborSampler, PartitionedDataModule, communities
-from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist import (
+    Graph,
+    LinkSplit,
+    NeighborSampler,
+    PartitionedDataModule,
+    RandomPartitioner,
+    communities,
+    save_shards,
+    split_edges,
+)
+from lightning_gnn_dist.graph.shard import Shard
+from lightning_gnn_dist.graph.storage import contents, store
+from lightning_gnn_dist.graph.storage.npy import header_of
+from lightning_gnn_dist.graph.storage.saved import open_graph
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids, user_ids
 from tests.graph.equal import check_equal
 from tests.graph.test_graph import random_edges
@@ -224,3 +238,256 @@ def test_a_graph_that_was_changed_is_not_saved(tmp_path: Path) -> None:
     changed.node_arrays["z"] = torch.ones(2, requires_grad=True)
     with pytest.raises(ValueError, match="requires a gradient"):
         changed.save(tmp_path / "graph")
+
+
+# Files of saved graphs that were damaged, swapped or are none: refused in a sentence, before a loop runs on them.
+
+
+NUM_NODES = 60
+Damage = Callable[[Path], None]
+
+
+def graph_of(seed: int) -> Graph:
+    generator = torch.Generator().manual_seed(seed)
+    ends = torch.randint(0, NUM_NODES, (2, 200), generator=generator)
+    nodes = {"x": torch.randn(NUM_NODES, 3, generator=generator), "y": torch.arange(NUM_NODES) % (4 + seed)}
+    return Graph.from_edge_index(torch.cat([ends, ends.flip(0)], 1), NUM_NODES, nodes)
+
+
+@pytest.fixture(scope="module")
+def saved_whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("saved")
+    for name, seed in (("mine", 0), ("other", 1)):
+        graph = graph_of(seed)
+        graph.save(root / name / "graph")
+        split_edges(graph, negatives=3).save(root / name / "links")
+        save_shards(graph, RandomPartitioner()(graph, 2, 0), root / name / "shares")
+    return root
+
+
+def written(content: bytes) -> Damage:
+    def damage(file: Path) -> None:
+        file.unlink()
+        file.write_bytes(content)
+
+    return damage
+
+
+def changed(change: Callable[[bytes], bytes]) -> Damage:
+    return lambda file: written(change(file.read_bytes()))(file)
+
+
+def entry(place: int, value: int) -> Damage:
+    """Another number in an array, which keeps its type and shape."""
+
+    def damage(file: Path) -> None:
+        array = np.load(file)
+        array[place] = np.int64(value).astype(array.dtype)
+        file.unlink()
+        np.save(file, array)
+
+    return damage
+
+
+def array(change: Callable[[Any], Any]) -> Damage:
+    def damage(file: Path) -> None:
+        found = np.load(file)
+        file.unlink()
+        np.save(file, change(found), allow_pickle=True)
+
+    return damage
+
+
+def another_kind(make: Callable[[Path], object]) -> Damage:
+    def damage(file: Path) -> None:
+        file.unlink()
+        make(file)
+
+    return damage
+
+
+NO_FILES = {"pipe": another_kind(os.mkfifo), "directory": another_kind(os.mkdir), "missing": another_kind(str)}
+OF_ARRAYS = NO_FILES | {
+    "empty": written(b""),
+    "half": changed(lambda raw: raw[: len(raw) // 2]),
+    "longer": changed(lambda raw: raw + b"x"),
+    "a bit": changed(lambda raw: raw[:-9] + bytes([raw[-9] ^ 64]) + raw[-8:]),
+    "no header": changed(lambda raw: raw[:10] + b"{" * (len(raw) - 10)),
+    "huge shape": changed(lambda raw: header_of(np.dtype(np.int64), (10**15,)) + raw[128:]),
+    "floats": array(lambda found: found.astype(np.float64)),
+    "shorter": array(lambda found: found[:-1]),
+    "objects": array(lambda found: found.astype(object)),
+    "zeros": array(np.zeros_like),
+}
+OF_EDGES = {
+    "indices": [(7, 10**9), (7, -1), (7, NUM_NODES), (7, -(2**31))],
+    "indptr": [(3, -5), (3, 10**12), (3, 10**6), (0, 1), (NUM_NODES, 1)],
+}
+OF_TEXT = NO_FILES | {
+    "empty": written(b""),
+    "half": changed(lambda raw: raw[: len(raw) // 2]),
+    "a list": written(b"[]"),
+    "null": written(b"null"),
+    "deep": written(b"[" * 100_000),
+    "other bytes": written(b"\xff\xfe\x00"),
+}
+
+
+def damaged(saved_whole: Path, tmp_path: Path, what: str, file: str, damage: Damage) -> Path:
+    shutil.copytree(saved_whole / "mine" / what, tmp_path / what)
+    damage(tmp_path / what / file)
+    return tmp_path / what
+
+
+ARRAYS = ["indptr", "indices", "nodes/y"]
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+@pytest.mark.parametrize("damage", OF_ARRAYS.values(), ids=OF_ARRAYS)
+def test_a_damaged_array_is_refused(saved_whole: Path, tmp_path: Path, name: str, damage: Damage) -> None:
+    path = damaged(saved_whole, tmp_path, "graph", f"{name}.npy", damage)
+    with pytest.raises(ValueError, match=rf"{name}.npy (cannot be used|is damaged|holds|is not the file)"):
+        Graph.open(path)
+
+
+@pytest.mark.parametrize(("name", "place", "value"), [(name, *bad) for name, all_ in OF_EDGES.items() for bad in all_])
+@pytest.mark.parametrize("with_checksums", [True, False])
+def test_edges_that_point_nowhere_are_refused(
+    saved_whole: Path, tmp_path: Path, name: str, place: int, value: int, with_checksums: bool
+) -> None:
+    path = damaged(saved_whole, tmp_path, "graph", f"{name}.npy", entry(place, value))
+    if not with_checksums:  # as releases before these wrote it
+        meta = json.loads((path / "meta.json").read_text())
+        for about in meta["arrays"].values():
+            del about["xxh64"]
+        written(json.dumps(meta).encode())(path / "meta.json")
+    with pytest.raises(ValueError, match=rf"{name}\.npy is damaged \("):
+        Graph.open(path)
+
+
+OPENED: dict[str, Callable[[Path], Any]] = {"graph": Graph.open, "links": LinkSplit.open}
+OPENED["shares"] = lambda path: Shard.open(path, 0)
+
+
+@pytest.mark.parametrize(("what", "file"), [("graph", "meta.json"), ("links", "meta.json"), ("shares", "shares.json")])
+@pytest.mark.parametrize("damage", OF_TEXT.values(), ids=OF_TEXT)
+def test_a_damaged_description_is_refused(
+    saved_whole: Path, tmp_path: Path, what: str, file: str, damage: Damage
+) -> None:
+    path = damaged(saved_whole, tmp_path, what, file, damage)
+    with pytest.raises((ValueError, FileNotFoundError), match=f"{path}"):
+        OPENED[what](path)
+
+
+ENTRIES = ["version", "fingerprint", "arrays", "dtype", "shape", "xxh64"]
+VALUES: list[Any] = [None, -1, "x", [], {}, True, 2**70, [None], ["x"]]
+MAY_BE = [("fingerprint", "x"), ("xxh64", None)]
+
+
+@pytest.mark.parametrize(("entry", "value"), [(e, v) for e in ENTRIES for v in VALUES if (e, v) not in MAY_BE])
+def test_entries_of_another_type_are_refused(saved_whole: Path, tmp_path: Path, entry: str, value: Any) -> None:
+    meta = json.loads((saved_whole / "mine" / "graph" / "meta.json").read_text())
+    about = meta if entry in meta else meta["arrays"]["nodes/y"]
+    about[entry] = value
+    path = damaged(saved_whole, tmp_path, "graph", "meta.json", written(json.dumps(meta).encode()))
+    with pytest.raises(ValueError, match=r"meta\.json|saved in format version|is not the file|holds"):
+        Graph.open(path)
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_an_array_of_another_graph_is_noticed(saved_whole: Path, tmp_path: Path, name: str) -> None:
+    other = (saved_whole / "other" / "graph" / f"{name}.npy").read_bytes()
+    path = damaged(saved_whole, tmp_path, "graph", f"{name}.npy", written(other))
+    with pytest.raises(ValueError, match=rf"{name}.npy (is not the file|is damaged|holds|is missing)"):
+        Graph.open(path)
+
+
+def test_features_of_another_graph_are_noticed_when_all_is_read(saved_whole: Path, tmp_path: Path) -> None:
+    other = (saved_whole / "other" / "graph" / "nodes" / "x.npy").read_bytes()
+    path = damaged(saved_whole, tmp_path, "graph", "nodes/x.npy", written(other))
+    Graph.open(path)
+    with pytest.raises(ValueError, match=r"x\.npy is not the file that was saved.*another graph's"):
+        store.verify(path)
+    assert store.verify(saved_whole / "mine" / "graph") == []
+
+
+def test_a_graph_is_looked_at_once(saved_whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, looks = tmp_path / "graph", []
+    shutil.copytree(saved_whole / "mine" / "graph", path)
+    check_edges = contents.check_edges
+    monkeypatch.setattr(contents, "check_edges", lambda *args: (looks.append(1), check_edges(*args)))
+    Graph.open(path)
+    assert looks == [1] and not (path / contents.MARK).exists()  # so young a file may change and look the same
+    monkeypatch.setattr(contents, "YOUNG_SECONDS", 0)
+    Graph.open(path)
+    Graph.open(path)
+    assert looks == [1, 1] and (path / contents.MARK).exists()
+    with pytest.raises(ValueError, match="ids lie in"):
+        open_graph(path, 3)  # checked for more senders
+
+
+def test_a_mark_of_other_files_counts_for_nothing(
+    saved_whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "YOUNG_SECONDS", 0)
+    path = tmp_path / "graph"
+    shutil.copytree(saved_whole / "mine" / "graph", path)
+    Graph.open(path)
+    before = (path / "indices.npy").stat()
+    (path / "indices.npy").chmod(0o644)
+    with (path / "indices.npy").open("r+b") as file:  # in place, with the size and the time that it had
+        file.seek(128 + 4 * 7)
+        file.write(np.int32(10**9).tobytes())
+    os.utime(path / "indices.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(ValueError, match=r"edge 7 comes from node 1000000000"):
+        Graph.open(path)
+    shutil.copytree(path, tmp_path / "copy")  # with its mark
+    with pytest.raises(ValueError, match=r"edge 7 comes from node 1000000000"):
+        Graph.open(tmp_path / "copy")
+    written(b"{")(path / contents.MARK)
+    with pytest.raises(ValueError, match=r"edge 7 comes from node 1000000000"):
+        Graph.open(path)
+
+
+def test_where_nobody_writes_the_mark_is_in_the_users_cache(
+    saved_whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "YOUNG_SECONDS", 0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "graph"
+    shutil.copytree(saved_whole / "mine" / "graph", path)
+    (path / contents.MARK).mkdir()  # nothing can be written there, whoever one is
+    Graph.open(path)
+    assert len(list((tmp_path / "cache" / "lightning_gnn_dist" / "checked").iterdir())) == 1
+    monkeypatch.setattr(contents, "check_edges", lambda *_: pytest.fail("it was checked before"))
+    Graph.open(path)
+
+
+def test_files_are_read_only(saved_whole: Path) -> None:
+    files = list((saved_whole / "mine").rglob("*.npy"))
+    assert files and not any(file.stat().st_mode & 0o222 for file in files)
+
+
+@pytest.mark.parametrize(
+    ("what", "file", "damage"),
+    [
+        ("shares", "share-00000/indices.npy", entry(3, NUM_NODES)),
+        ("shares", "share-00000/indices.npy", entry(3, -1)),
+        ("shares", "share-00000/nodes/n_id.npy", array(lambda ids: np.where(ids == ids[1], ids[0], ids))),
+        ("shares", "share-00000/nodes/n_id.npy", array(lambda ids: ids - 100)),
+        ("shares", "shares.json", changed(lambda raw: raw.replace(b'"nodes": [\n  0', b'"nodes": [\n  9'))),
+        ("shares", "shares.json", changed(lambda raw: raw.replace(b'"edges": [\n  0', b'"edges": [\n  -1'))),
+        ("shares", "shares.json", changed(lambda raw: raw.replace(b'"nodes": [\n  0,', b'"nodes": [\n  0, 0,'))),
+        ("links", "links/val_edges.npy", another_kind(str)),
+        ("links", "links/val_edges.npy", array(lambda ends: ends + 1000)),
+        ("links", "links/undirected.npy", array(lambda flag: flag.astype(np.int64))),
+        ("links", "links/undirected.npy", array(np.zeros_like)),
+        ("links", "links/val_edges.npy", array(np.zeros_like)),
+        ("links", "indices.npy", entry(7, 10**9)),
+    ],
+)
+def test_what_does_not_fit_is_refused(saved_whole: Path, tmp_path: Path, what: str, file: str, damage: Damage) -> None:
+    path = damaged(saved_whole, tmp_path, what, file, damage)
+    said = str(path) if what == "links" else r"damaged|is not the file|come from two divisions"
+    with pytest.raises(ValueError, match=said):
+        OPENED[what](path)
