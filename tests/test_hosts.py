@@ -89,17 +89,6 @@ def namespaces() -> bool:
     return made.returncode == 0
 
 
-@pytest.mark.slow
-def test_two_hosts_train_together(tmp_path: Path) -> None:
-    if not namespaces():
-        pytest.skip("needs root, to make network namespaces")
-    hosts = ["--trainer.num_nodes=2", "--trainer.devices=1", f"--trainer.logger.init_args.save_dir={tmp_path}"]
-    said = run([str(ROOT / "benchmarks" / "two_hosts.sh"), "-m", "lightning_gnn_dist", "fit", *SMALL, *hosts])
-    assert "All distributed processes registered. Starting with 2 processes" in said
-    (sent,) = re.findall(r"host 1 sent (\d+) bytes", said)
-    assert int(sent) > 2 * 9_288 * 4  # two averages of the model
-
-
 WIDE = 1024  # features, so that the model has 0.5 MB
 STRATEGIES = {
     "local_sgd": ["--trainer.strategy.init_args.clock.init_args.steps=1", "--trainer.max_epochs=60"],

@@ -22,48 +22,11 @@ PEERS = ROOT / "benchmarks" / "peers"
 
 run, drawing = module_of(PEERS / "run.py"), module_of(PEERS / "picture.py")
 
-PRINTED = """A processor, 4 cores, 16 GB; load 1.0
-torch==2.13.0, dgl==2.1.0
-
-batches
-
-Left out: PyG.
-| | nodes | edges | sampling alone, ms | ours is faster | whole batch, ms | ours is faster |
-| --- | --- | --- | --- | --- | --- | --- |
-| ours | 1,200 | 3,400 | 8.5 | 1.0 times | 20.0 | 1.0 times |
-| DGL 2.1.0, ids of 64 bits | 1,200 | 3,400 | 30.0 | 3.5 times | 1,080.5 | 54.0 times |
-
-hosts
-
-| | limit | seconds of a pass | CPU-s of rank 0 | MB of host 1, both ways, whole run |
-| --- | --- | --- | --- | --- |
-| llcg | none | 5.4 (5.0 to 6.0) | 2.7 | 4 |
-| llcg | 1gbit | 6.4 (6.0 to 7.0) | 2.7 | 4 |
-
-1.0 minutes, at a load of 1.0 before and 2.0 after
-"""
-
 
 def drawn(printed: str) -> str:
     file = io.StringIO()
     drawing.picture(printed).savefig(file, format="svg")
     return file.getvalue()
-
-
-def test_tables_are_read_by_part_and_column() -> None:
-    tables = drawing.tables_of(PRINTED)
-    assert list(tables) == ["batches", "hosts"]
-    assert [row[""] for row in tables["batches"]] == ["ours", "DGL 2.1.0, ids of 64 bits"]
-    assert tables["hosts"][1]["limit"] == "1gbit"
-    assert [drawing.number(cell) for cell in ("5.4 (5.0 to 6.0)", "1,080.5", "4")] == [5.4, 1080.5, 4.0]
-
-
-def test_a_chart_has_a_bar_for_each_way_and_parts_that_were_left_out_have_none() -> None:
-    batches, hosts = drawing.charts_of(drawing.tables_of(PRINTED))
-    assert (batches.rows, batches.lengths) == (["ours", "DGL, 64 bits"], [[8.5, 11.5], [30.0, 1050.5]])
-    assert (hosts.rows, hosts.lengths, hosts.pieces) == (["llcg"], [[4.0]], ["MB of a host, both ways"])
-    with pytest.raises(SystemExit, match=r"no table of run\.py"):
-        drawing.picture("batches\n\nLeft out.\n")
 
 
 def test_the_picture_is_drawn_from_what_the_command_has_printed() -> None:
