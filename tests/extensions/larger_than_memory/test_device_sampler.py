@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_gnn_dist import FastGCNSampler, Graph, LadiesSampler, NeighborSampler, ShadowSampler
-from lightning_gnn_dist.batches.source import assemble
+from lightning_gnn_dist.batches.source import DeviceStream, GraphSource, assemble
 from lightning_gnn_dist.engine import tensors
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory import device_sampler as module
@@ -20,6 +20,7 @@ from lightning_gnn_dist.extensions.links.negatives import Candidates
 from lightning_gnn_dist.extensions.links.targets import HeldLinks, OwnLinks
 from lightning_gnn_dist.graph.graph import checked_graph
 from lightning_gnn_dist.sampling.base import Sampler
+from tests.loaders import over
 from tests.sampling.neighborhoods import assert_same
 from tests.sampling.reference import random_graph
 
@@ -141,15 +142,6 @@ def test_links_are_those_of_the_compiled_sampler(nodes):
             assert_same_links(sampler, graph, on("cpu", graph))
 
 
-@pytest.mark.parametrize("place", [0, 1])
-def test_every_tensor_of_links_is_made_where_the_graph_is(place):
-    graph, (seeds, keys) = on("cpu", GRAPHS[0]), bulk(GRAPHS[0], 3)
-    sampler = links(GRAPHS[0], NeighborSampler([4, 3]))[place]
-    expected = sampler.sample_bulk(GRAPHS[0], seeds, keys)
-    with torch.device("meta"):
-        check_same(expected, drawn_there(sampler, GRAPHS[0]).sample_bulk(graph, seeds, keys))
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("nodes", LINKED, ids=repr)
 def test_links_on_a_gpu_too(nodes):
@@ -246,3 +238,28 @@ def test_other_samplers_are_refused():
         assert not draws_anywhere(sampler)
         with pytest.raises(TypeError, match="one of NeighborSampler, LadiesSampler, FastGCNSampler, got"):
             DeviceSampler(sampler)
+
+
+# Of batches on their way to a device none is overwritten.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("made_on", ["cpu", "cuda"])
+def test_no_batch_changes_while_others_are_made(made_on):
+    cuda, sampler = torch.device("cuda", 0), NeighborSampler([10, 10])
+    whole = random_graph(20_000, 400_000, seed=1)
+    x = torch.arange(20_000.0)[:, None].expand(-1, 128).contiguous()
+    graph = Graph(whole.indptr, whole.indices, {"x": x})
+    options: dict[str, Any] = {"seed": 0, "bulk_size": 4, "num_threads": 2}
+    plain = over(GraphSource(graph, sampler), torch.arange(10_000), 50, **options)
+    where, drawn = (graph, sampler) if made_on == "cpu" else (on("cuda:0", graph), DeviceSampler(sampler))
+    loader = over(GraphSource(where, drawn, stream=DeviceStream(cuda)), torch.arange(10_000), 50, **options)
+    weight, is_right, kept = torch.randn(128, 128, device=cuda), [], []
+    for _ in range(3):  # buffers come round
+        for batch, same in zip(loader, plain, strict=True):
+            for _ in range(20):  # the training stream is behind all the time
+                weight = (weight @ weight).tanh()
+            is_right.append((batch.x == batch.n_id[:, None]).all())
+            kept.append((batch.n_id, same.n_id, batch.edge_index, same.edge_index))
+    assert all(map(bool, is_right))
+    assert all(ids.cpu().equal(same) and edges.cpu().equal(others) for ids, same, edges, others in kept)

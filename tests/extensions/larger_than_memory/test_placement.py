@@ -3,14 +3,11 @@
 import gc
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 
 from lightning_gnn_dist import (
     GlobalBatching,
@@ -30,7 +27,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.source import stream_to
 from lightning_gnn_dist.data.datamodule import GraphDataModule
-from lightning_gnn_dist.extensions.larger_than_memory import placement, sources
+from lightning_gnn_dist.extensions.larger_than_memory import placement
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import MemoryPlan, Sizes
 from lightning_gnn_dist.extensions.larger_than_memory.placement import Place, Placement, release
@@ -134,37 +131,6 @@ def test_room_is_kept_for_a_part_that_comes_later():
     release(whole)
     enough = Placement(CUDA, "auto", 2 * whole.num_bytes, expected_bytes=whole.num_bytes)
     assert enough.of(whole, SAMPLER)[0] is not whole
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("state", [TrainerFn.FITTING, TrainerFn.TESTING])
-def test_only_where_ranks_fit_parts_are_expected(ranks, state, monkeypatch):
-    asked: list[int] = []
-
-    def record(device: torch.device, *_: Any, expected_bytes: int, **how: Any) -> Placement:
-        asked.append(expected_bytes)
-        return Placement(device, "cpu", expected_bytes=expected_bytes)
-
-    data = module_of("auto", partitioner=RandomPartitioner())
-    monkeypatch.setattr(sources, "Placement", record)
-    data._enter(replace(data._running, num_ranks=ranks, stage=state))
-    for loader in (data.val_dataloader(), data.train_dataloader()):
-        next(iter(loader))
-    assert asked == [data.graph.num_bytes if ranks > 1 and state == TrainerFn.FITTING else 0, 0]
-    data.teardown("fit")
-
-
-@pytest.mark.parametrize("window", [100, 1 << 20])
-def test_a_mapped_graph_is_copied_window_by_window(window, monkeypatch, tmp_path: Path):
-    monkeypatch.setattr(placement, "WINDOW_BYTES", window)
-    graph = communities(300, 3, num_features=5)
-    graph.save(tmp_path / "graph")
-    mapped = Graph.open(tmp_path / "graph")
-    copy, _, _ = Placement(CPU, "device").of(mapped, SAMPLER)
-    assert copy.indptr.equal(graph.indptr) and copy.indices.equal(graph.indices)
-    assert copy.node_arrays.keys() == graph.node_arrays.keys()
-    assert all(copy.node_arrays[name].equal(array) for name, array in graph.node_arrays.items())
-    assert copy.node_arrays["x"].data_ptr() != mapped.node_arrays["x"].data_ptr()
 
 
 # Data modules: whatever they make.

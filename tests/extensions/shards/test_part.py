@@ -1,6 +1,5 @@
 """The part of a shard and what a boundary brings along is the part of the whole graph, to the bit."""
 
-import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +28,6 @@ from lightning_gnn_dist.extensions.shards import part as part_module
 from lightning_gnn_dist.extensions.shards import remote_graph
 from lightning_gnn_dist.extensions.shards.part import read_part
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.homes.access import Owners
 from tests.batch_contents import check_same
 from tests.boundary.models import MODELS, READY, Weights, check_learned, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import odd
@@ -161,63 +159,36 @@ def fit(
 ) -> list[Weights]:
     found = []
     for name, num_layers, boundary in cases:
-        module, data = model(name, num_layers), Watched(folder / "shares", **options(num_layers, boundary))
+        module, data = (
+            model(name, num_layers),
+            PartitionedDataModule(folder / "shares", **options(num_layers, boundary)),
+        )
         validates = {"limit_val_batches": 1.0} if name == "JK" else {}
-        watch = [data.watch()] if isinstance(boundary, Exchange) else []
-        quick(world_size, strategy and strategy(), callbacks=watch, **validates).fit(module, data)
+        quick(world_size, strategy and strategy(), **validates).fit(module, data)
         found.append(weights_of(module))
     return found
 
 
-class Watched(PartitionedDataModule):
-    """Sees whether what was fetched is held twice."""
-
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
-        with_senders = self._home.with_senders
-
-        def watched(part: Graph) -> tuple[Graph, Tensor, Owners]:
-            found, seeds, owners = with_senders(part)
-            self.fetched = weakref.ref(found.node_arrays["x"])
-            return found, seeds, owners
-
-        self._home.with_senders = watched  # type: ignore[method-assign]
-
-    def watch(self) -> pl.Callback:
-        class Watch(pl.Callback):
-            def on_train_batch_start(_, *args: Any) -> None:
-                assert self.fetched() is None, "the part is held beside its batch"
-
-        return Watch()
+EVERY_MODEL: list[Case] = [(name, 3, Exchange()) for name in MODELS + READY]
+EVERY_MODEL += [("SAGE", 1, Exchange()), ("GAT", 2, Exchange())]
+IN_DDP: list[Case] = [("SAGE", 2, Exchange()), ("JK", 3, Exchange())]
+HALOS: list[Case] = [("GCN", 2, Halo(2)), ("SAGE", 3, Halo(3))]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_shards", [2, 4])
-def test_no_model_loses_anything(num_shards: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("num_shards", "num_ranks", "cases", "strategy"),
+    [
+        (2, 2, HALOS, None),
+        pytest.param(2, 2, EVERY_MODEL, None, marks=pytest.mark.slow),
+        pytest.param(4, 4, EVERY_MODEL, None, marks=pytest.mark.slow),
+        pytest.param(4, 4, IN_DDP, plain_ddp, marks=pytest.mark.slow),
+        pytest.param(2, 4, [("GAT", 2, Halo(2))], None, marks=pytest.mark.slow),
+    ],
+    ids=["halos as deep as the model", "every model", "in four shards", "under ddp", "two copies of all shards"],
+)
+def test_nothing_is_lost(num_shards: int, num_ranks: int, cases: list[Case], strategy: Any, tmp_path: Path) -> None:
     divided(num_shards, tmp_path)
-    cases: list[Case] = [(name, 3, Exchange()) for name in MODELS + READY]
-    cases += [("SAGE", 1, Exchange()), ("GAT", 2, Exchange())]
-    check_learned(cases, run_ranks(fit, num_shards, tmp_path, cases), STEPS)
-
-
-@pytest.mark.slow
-def test_an_exchange_loses_nothing_under_ddp(tmp_path: Path) -> None:
-    divided(4, tmp_path)
-    cases: list[Case] = [("SAGE", 2, Exchange()), ("JK", 3, Exchange())]
-    check_learned(cases, run_ranks(fit, 4, tmp_path, cases, plain_ddp), STEPS)
-
-
-def test_halos_as_deep_as_the_model_lose_nothing(tmp_path: Path) -> None:
-    divided(2, tmp_path)
-    cases: list[Case] = [("GCN", 2, Halo(2)), ("SAGE", 3, Halo(3))]
-    check_learned(cases, run_ranks(fit, 2, tmp_path, cases), STEPS)
-
-
-@pytest.mark.slow
-def test_two_copies_of_all_shards_lose_nothing_with_halos(tmp_path: Path) -> None:
-    divided(2, tmp_path)
-    cases: list[Case] = [("GAT", 2, Halo(2))]
-    check_learned(cases, run_ranks(fit, 4, tmp_path, cases), STEPS)
+    check_learned(cases, run_ranks(fit, num_ranks, tmp_path, cases, strategy), STEPS)
 
 
 def fit_again(

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import Tensor
 
 from lightning_gnn_dist import (
     Correction,
@@ -262,38 +261,6 @@ def test_a_shard_without_edges_to_learn_is_refused_by_all_ranks(
     with pytest.raises(RankError, match=message) as caught:
         run_ranks(started, 2, str(tmp_path / "shards"), options)
     assert len(caught.value.failures) == 2
-
-
-class FindsTimes(LinkSAGE):
-    """Also notes the latest event that a tree sees, counted from the time of its target."""
-
-    def forward(self, batch: Any) -> Tensor:
-        seen = batch.edge_time - batch.seed_time[batch.batch[batch.edge_index[1]]]
-        assert seen.numel() and float(seen.max()) < 0
-        return super().forward(batch)
-
-
-def timed_fit(rank: int, world_size: int, folder: str, strategy: Any) -> tuple[State, dict[str, float]]:
-    """A fit and a test on shards of events, or on one host."""
-    sampler = TemporalSampler([4, 4], "edge_time")
-    split, options = events_split(), {"sampler": sampler, "batch_size": 40}
-    data = LinkDataModule(folder, **options) if folder else None
-    whole, parts = as_shards_have_it(split, unequal(split.graph, world_size))
-    torch.manual_seed(0)
-    module, fitting = FindsTimes(4), trainer(world_size, strategy, max_epochs=1)
-    given = data or OneHost(whole, partitioner=parts, **options)
-    fitting.fit(module, given)
-    (metrics,) = fitting.test(module, given, verbose=False)
-    return state_of(module), dict(metrics)
-
-
-@pytest.mark.parametrize("name", ["grappa", pytest.param("local_sgd", marks=pytest.mark.slow)])
-def test_training_on_shards_by_time_is_that_of_hosts_with_the_whole_split(tmp_path: Path, name: str) -> None:
-    split = events_split()
-    save_shards(split, unequal(split.graph, 2), tmp_path / "shards")
-    (ours, found), (others, _) = run_ranks(timed_fit, 2, str(tmp_path / "shards"), STRATEGIES[name])
-    theirs, expected = run_ranks(timed_fit, 2, "", STRATEGIES[name])[0]
-    assert differs(ours, theirs) == differs(ours, others) == 0.0 and found == expected
 
 
 @pytest.mark.parametrize(
