@@ -14,7 +14,6 @@ from torch_geometric.data import Data
 from lightning_gnn_dist import Correction, Drift, EverySteps, LazyAdam, LLCGStrategy
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
-from tests.extensions.tables import test_llcg_rows
 from tests.extensions.tables.fitting import NUM_ROWS, Made, batches_of, optimizer_of, owned, rows_by_hand, state_of
 from tests.extensions.tables.test_table_gradients import Loader, OfData
 from tests.ranks import RankError, run_ranks
@@ -165,17 +164,6 @@ def test_drift_correction_shifts_all_but_rows() -> None:
         assert head > 0.0
 
 
-def averaged(rank: int, world_size: int) -> None:
-    options = PLAIN | {"correction": Correction(CORRECTIONS)}
-    train(LLCGStrategy(EverySteps(STEPS), **options, **PATIENCE), OfData(), world_size)
-
-
-@pytest.mark.slow
-def test_moments_that_differ_are_refused() -> None:
-    with pytest.raises(RankError, match=r"would average all moments of rows\.weight"):
-        run_ranks(averaged, 2)
-
-
 def sgd_with_momentum(parameters: list[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, 0.1, momentum=0.9)
 
@@ -184,30 +172,27 @@ def adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, 0.1)
 
 
-def corrected_by(rank: int, world_size: int, make: Any) -> None:
-    strategy = LLCGStrategy(EverySteps(STEPS), correction=Correction(optimizer=make), **PATIENCE)
-    train(strategy, OfData(), world_size)
+def refused(rank: int, world_size: int, options: dict[str, Any]) -> None:
+    module = OfData()
+    module.head.requires_grad_(options.get("correction") is not None)
+    train(LLCGStrategy(EverySteps(STEPS), **options, **PATIENCE), module, world_size)
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
-    [(sgd_with_momentum, "SGD with momentum=0.9 would go on moving"), (adam, "torch's Adam takes none: use LazyAdam")],
+    ("options", "message"),
+    [
+        ({"correction": Correction(optimizer=sgd_with_momentum)}, "SGD with momentum=0.9 would go on moving"),
+        ({"correction": Correction(optimizer=adam)}, "torch's Adam takes none: use LazyAdam"),
+        (PLAIN | {"correction": Correction(CORRECTIONS)}, r"would average all moments of rows\.weight"),
+        (
+            {"correction": None, "drift": Drift("ranks")},
+            r"rows\.weight is all that trains, and drift .*: use drift=None",
+        ),
+    ],
 )
-def test_corrections_take_optimizers_for_rows(make: Any, message: str) -> None:
+def test_what_rows_cannot_have_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RankError, match=message):
-        run_ranks(corrected_by, 2, make)
-
-
-def shifted_table(rank: int, world_size: int) -> None:
-    module = OfData()
-    module.head.requires_grad_(False)
-    strategy = LLCGStrategy(EverySteps(STEPS), correction=None, drift=Drift("ranks"), **PATIENCE)
-    train(strategy, module, world_size)
-
-
-def test_a_table_alone_has_no_drift_to_correct() -> None:
-    with pytest.raises(RankError, match=r"rows\.weight is all that trains, and drift .*: use drift=None"):
-        run_ranks(shifted_table, 2)
+        run_ranks(refused, 2, options)
 
 
 # Rows that live with one rank each, under LLCG: corrections are those of tables that all ranks hold.
@@ -233,7 +218,7 @@ def of_both_kinds(rank: int, world_size: int, names: list[str], optimizer: str) 
     for name in names:
         for module in (OfData(optimizer), owned(OfData(optimizer))):
             strategy = LLCGStrategy(EverySteps(3), **SETTINGS[name], **PATIENCE)
-            test_llcg_rows.train(strategy, module, world_size)
+            train(strategy, module, world_size)
             found.setdefault(name, []).append(state_of(module))
     return found
 
@@ -257,9 +242,9 @@ def of_another_kind(rank: int, world_size: int, folder: str) -> None:
     path = str(Path(folder, "half.ckpt"))
     options = PLAIN | {"average_optimizer": True}
     strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)
-    test_llcg_rows.train(strategy, owned(OfData()), world_size, rounds=1).save_checkpoint(path)
+    train(strategy, owned(OfData()), world_size, rounds=1).save_checkpoint(path)
     strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)
-    test_llcg_rows.train(strategy, OfData(), world_size, path)
+    train(strategy, OfData(), world_size, path)
 
 
 @pytest.mark.slow

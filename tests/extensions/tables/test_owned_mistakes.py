@@ -163,6 +163,20 @@ class Alone(Owned):
         self.head.requires_grad_(False)
 
 
+class Other(Owned):
+    """Has another table on rank 1."""
+
+    def setup(self, stage: str) -> None:
+        self.rows = OwnedEmbedding(12 + self.global_rank, 3).double()
+
+
+class Infinite(Owned):
+    """The loss of rank 1 is infinite."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        return super().training_step(batch) / (self.global_rank == 0)
+
+
 def fits(rank: int, world_size: int, kind: type[Owned], in_rounds: bool) -> None:
     strategy = LocalSGDStrategy(EverySteps(3), **PATIENCE) if in_rounds else GrappaStrategy(**PATIENCE)
     fit(rank, strategy, kind(), devices=world_size, train=Loader(rank))
@@ -177,43 +191,13 @@ def fits(rank: int, world_size: int, kind: type[Owned], in_rounds: bool) -> None
         (TwoOptimizers, True, "Two optimizers hold the weight of one OwnedEmbedding"),
         (Alone, False, r"rows\.weight is all that trains, .* too: add a layer"),
         (Late, False, "look them up before the backward or after the step"),
+        (Other, False, "Ranks have other tables than rank 0"),
+        (Infinite, False, "loss of rank 1 is NaN"),
     ],
 )
 def test_what_rows_cannot_have_is_refused(kind: type[Owned], in_rounds: bool, message: str) -> None:
     with pytest.raises(RankError, match=message):
         run_ranks(fits, 2, kind, in_rounds)
-
-
-class Other(Owned):
-    """Has another table on rank 1."""
-
-    def __init__(self, rank: int) -> None:
-        super().__init__()
-        self.rows = OwnedEmbedding(12 + rank, 3).double()  # type: ignore[assignment]
-
-
-def other(rank: int, world_size: int) -> None:
-    fit(rank, GrappaStrategy(**PATIENCE), Other(rank), devices=world_size, train=Loader(rank))
-
-
-class Infinite(Owned):
-    """The loss of rank 1 is infinite."""
-
-    def training_step(self, batch: Any) -> Tensor:
-        return super().training_step(batch) / (self.global_rank == 0)
-
-
-def infinite(rank: int, world_size: int) -> None:
-    fit(rank, GrappaStrategy(**PATIENCE), Infinite(), devices=world_size, train=Loader(rank))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("function", "message"), [(other, "Ranks have other tables than rank 0"), (infinite, "loss of rank 1 is NaN")]
-)
-def test_ranks_that_differ_are_named(function: Any, message: str) -> None:
-    with pytest.raises(RankError, match=message):
-        run_ranks(function, 2)
 
 
 def test_ranks_that_may_die_refuse_the_table() -> None:

@@ -1,6 +1,5 @@
 """Rows that live with one rank each, in rounds from end to end: graphs, other ways to step, bytes, faults."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -10,12 +9,11 @@ import torch
 from torch.utils.data import DataLoader
 
 from lightning_gnn_dist import EverySteps, GrappaStrategy, LocalSGDStrategy
-from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.tables.fitting import NUM_ROWS, WIDTH, Made, batches_of, owned, state_of
 from tests.extensions.tables.test_table_gradients import Loader, Measured, OfData, WithoutRows
 from tests.extensions.tables.test_touched_rows import train
-from tests.ranks import RankError, run_ranks
+from tests.ranks import run_ranks
 from tests.strategies.fitting import differs, fit
 
 # Ways to step.
@@ -163,25 +161,3 @@ def looks_around(rank: int, world_size: int) -> list[Made]:
 def test_a_rank_sees_what_it_has_trained() -> None:
     first, second = run_ranks(looks_around, 2)
     assert all(differs(one, other) == 0.0 for one, other in zip(first, second, strict=True))
-
-
-class Judges(OfData):
-    """Rank 1 raises in the validation after the first meeting."""
-
-    def validation_step(self, batch: Any) -> None:
-        if self.global_rank == 1 and self.global_step:
-            raise KeyError("a fault")
-        self.log("val_loss", self.training_step(batch), sync_dist=True, batch_size=batch.batch_size)
-
-
-def judged(rank: int, world_size: int) -> None:
-    warnings.filterwarnings("ignore", ".*does not have many workers")
-    fitted = trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE))
-    fitted.fit(owned(Judges()), Loader(rank), Loader(rank))
-
-
-@pytest.mark.slow
-def test_a_rank_that_raises_in_a_validation_ends_all() -> None:
-    with pytest.raises(RankError) as caught:
-        run_ranks(judged, 2)
-    assert caught.value.failures[1].endswith("KeyError: 'a fault'\n")

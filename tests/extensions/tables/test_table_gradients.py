@@ -27,7 +27,7 @@ from tests.extensions.tables.fitting import (
     state_of,
 )
 from tests.memory import Peak, reads_memory
-from tests.ranks import RankError, run_ranks
+from tests.ranks import run_ranks
 from tests.strategies.fitting import differs, fit
 
 BATCHES, EPOCHS = 4, 2
@@ -136,44 +136,10 @@ def test_other_gradients_may_be_rounded_and_rows_are_not() -> None:
     assert differs(first, by_hand(2, "LazyAdam")) < 0.05
 
 
-class Sometimes(OfData):
-    """Uses its table on rank 0 alone, or never."""
-
-    def __init__(self, on: set[int]) -> None:
-        super().__init__()
-        self.on = on
-
-    def training_step(self, batch: Any) -> Tensor:
-        if self.global_rank in self.on:
-            return super().training_step(batch)
-        return (self.head(batch.x).tanh() - batch.y).square().mean()
-
-
-def sometimes(rank: int, world_size: int, on: set[int]) -> Made:
-    module = Sometimes(on)
-    fit(rank, GrappaStrategy(**PATIENCE), module, devices=world_size, train=Loader(rank), max_epochs=1)
-    assert on or not module.trainer.optimizers[0].state[module.rows.weight]
-    return state_of(module)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("on", [{0}, set()], ids=["one rank", "no rank"])
-def test_ranks_may_leave_the_table_alone(on: set[int]) -> None:
-    first, second = run_ranks(sometimes, 2, on)
-    assert differs(first, second) == 0.0
-    assert (differs({"rows": first["rows.weight"]}, {"rows": state_of(Table())["rows.weight"]}) > 0) == bool(on)
-
-
 def alone(rank: int, world_size: int) -> None:
     module = OfData()
     module.head.requires_grad_(False)
     fit(rank, GrappaStrategy(**PATIENCE), module, devices=world_size, train=Loader(rank))
-
-
-@pytest.mark.slow
-def test_a_table_alone_is_refused() -> None:
-    with pytest.raises(RankError, match=r"rows\.weight is all that trains"):
-        run_ranks(alone, 2)
 
 
 class Wrong(OfData):
@@ -205,16 +171,6 @@ class Parameter(OfData):
     def training_step(self, batch: Any) -> Tensor:
         ids = torch.arange(3)
         return super().training_step(batch) + nn.functional.embedding(ids, self.others, sparse=True).sum()
-
-
-def without_a_table(rank: int, world_size: int) -> None:
-    fit(rank, GrappaStrategy(**PATIENCE), Parameter(), devices=world_size, train=Loader(rank))
-
-
-@pytest.mark.slow
-def test_sparse_gradients_of_no_table_are_explained() -> None:
-    with pytest.raises(RankError, match="has a sparse gradient, and is no table that ranks know"):
-        run_ranks(without_a_table, 2)
 
 
 SGD = torch.optim.SGD

@@ -181,26 +181,23 @@ def test_exchange_trains_rows_as_one_process_on_the_whole_graph() -> None:
     assert differs(alone, first) < 1e-12
 
 
-def by_ddp(rank: int, world_size: int) -> None:
-    trainer(world_size, "ddp").fit(Rows(), data_module())
-
-
-@pytest.mark.slow
-def test_plain_ddp_is_refused() -> None:
-    with pytest.raises(RankError, match=r"table has sparse=True, .*use GrappaStrategy\(\)"):
-        run_ranks(by_ddp, 2)
-
-
-def dense(rank: int, world_size: int) -> None:
+def with_a_table(rank: int, world_size: int, strategy: Any, sparse: bool) -> None:
     module = Rows()
-    module.table.sparse = False
-    trainer(world_size, LocalSGDStrategy(**PATIENCE), max_epochs=1).fit(module, data_module())
+    module.table.sparse = sparse
+    trainer(world_size, strategy, max_epochs=1).fit(module, data_module())
 
 
 @pytest.mark.slow
-def test_a_dense_table_brings_a_warning() -> None:
-    with pytest.raises(RankError, match=r"table has a row for each of \d+ nodes, .*1/2 .*sparse=True"):
-        run_ranks(dense, 2)
+@pytest.mark.parametrize(
+    ("strategy", "sparse", "message"),
+    [
+        ("ddp", True, r"table has sparse=True, .*use GrappaStrategy\(\)"),
+        (LocalSGDStrategy(**PATIENCE), False, r"table has a row for each of \d+ nodes, .*1/2 .*sparse=True"),
+    ],
+)
+def test_plain_ddp_is_refused_and_a_dense_table_brings_a_warning(strategy: Any, sparse: bool, message: str) -> None:
+    with pytest.raises(RankError, match=message):
+        run_ranks(with_a_table, 2, strategy, sparse)
 
 
 class Typed(Judged):
