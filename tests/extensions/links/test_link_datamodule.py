@@ -1,12 +1,14 @@
 """The data module of links: what ranks are asked for, what they do not see, and that ranking is exact."""
 
 import copy
+import math
 from collections import Counter
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
+from torch_geometric.nn import GCNConv
 
 from lightning_gnn_dist import (
     Evaluation,
@@ -20,6 +22,7 @@ from lightning_gnn_dist import (
     Isolated,
     LadiesSampler,
     LinkDataModule,
+    LinkRanking,
     LinkSplit,
     LocalSGDStrategy,
     MetisPartitioner,
@@ -33,12 +36,25 @@ from lightning_gnn_dist import (
     split_edges,
     through_layers,
 )
+from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.engine.rng import draw_bits, key
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.links.edges import edges_of
+from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
+from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_receivers, has_edges
+from lightning_gnn_dist.extensions.links.targets import (
+    HeldLinks,
+    OwnLinks,
+    edges_at,
+    positions_of_links,
+    without_targets,
+)
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
+from tests.layers.test_sight import NUM_NODES, C, F, Net, W, sparse_data
 from tests.link_model import LinkSAGE, Targets, held, ranks_by_hand
 from tests.placing import batches_of, most_seeds, placing
 from tests.ranks import run_ranks
@@ -294,3 +310,253 @@ def test_links_rank_as_before(world_size: int) -> None:
         assert before == pytest.approx(expected, abs=1e-6)
         assert metrics == pytest.approx(expected, abs=1e-6)
         assert kinds == {"SeedBatch"}
+
+
+# Edges as seeds: what is removed, what stays, and false edges, which are never true.
+
+
+KEY = BatchKey(0, 0, 0)
+OWN = OwnLinks(2, Candidates(range(80)), undirected=True)
+
+
+def weighted() -> Graph:
+    """Edges that know their ends."""
+    graph = communities(80, 2, num_features=2)
+    sender, receiver = edges_at(graph, torch.arange(graph.num_edges))
+    return Graph(graph.indptr, graph.indices, graph.node_arrays, {"edge_attr": torch.stack([sender, receiver], 1)})
+
+
+def sampled(sample: Sample) -> list[tuple[int, int]]:
+    rows = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff())
+    ends = sample.nodes[torch.stack([sample.indices.long(), rows])]
+    return list(zip(*ends.tolist(), strict=True))
+
+
+def test_positions_and_edges_are_two_names_of_the_same() -> None:
+    graph = Graph.from_edge_index(torch.tensor([[4, 0, 2, 2], [1, 3, 3, 1]]), 6)  # rows 0, 2, 4 and 5 are empty
+    assert edges_at(graph, torch.arange(4)).tolist() == [[2, 4, 0, 2], [1, 1, 3, 3]]
+
+
+def test_links_are_those_of_one_owner_once_a_pair() -> None:
+    edge_index = torch.tensor([[0, 1, 1, 2, 3, 3, 4, 3], [1, 0, 2, 1, 3, 4, 3, 4]])
+    graph, owner = Graph.from_edge_index(edge_index, 5), torch.tensor([0, 0, 1, 1, 1])
+    links = edges_at(graph, positions_of_links(graph, owner, True))
+    assert links.T.tolist() == [[0, 1], [3, 4], [3, 4]]  # no loop, both copies
+    assert edges_at(graph, positions_of_links(graph, owner, False)).shape[1] == 5
+    assert edges_at(graph, positions_of_links(graph, torch.tensor([0, 0, -1, -1, -1]), True)).T.tolist() == [[0, 1]]
+
+
+def test_edge_arrays_follow_what_is_removed() -> None:
+    graph = weighted()
+    seeds = positions_of_links(graph, torch.zeros(80, dtype=torch.int64), True)[:20]
+    (sample,) = LinkSampler(NeighborSampler([-1, 3]), OWN).sample_bulk(graph, [seeds], [KEY])
+    batch = assemble(graph, sample)
+    assert torch.equal(batch.n_id[batch.edge_index].T, batch.edge_attr)
+    assert batch.blocks[1].num_edges == batch.num_sampled_edges[0]
+    assert batch.edge_label.tolist() == [1.0] * 20 + [0.0] * 40
+    assert batch.batch_size == batch.edge_label_index.unique().numel()
+
+
+def test_only_the_targets_go() -> None:
+    graph = weighted()
+    (sample,) = NeighborSampler([-1, -1]).sample_bulk(graph, [torch.arange(30)], [KEY])
+    before = sampled(sample)
+    (first, *_) = [(s, r) for s, r in before if s < 30 and r < 30]
+    after = sampled(without_targets(graph, sample, torch.tensor([[first[0]], [first[1]]])))
+    assert sorted(before) == sorted([*after, first, first[::-1]])
+    assert sampled(without_targets(graph, sample, torch.empty((2, 0), dtype=torch.int64))) == before
+
+
+def test_no_seeds_are_an_empty_batch() -> None:
+    graph, none = weighted(), torch.empty(0, dtype=torch.int64)
+    (sample,) = LinkSampler(NeighborSampler([2, 2]), OWN).sample_bulk(graph, [none], [KEY])
+    assert assemble(graph, sample).batch_size == 0
+
+
+def test_held_edges_come_with_their_negatives() -> None:
+    graph = weighted()
+    edges, negatives = torch.tensor([[0, 5, 9], [7, 8, 2]]), torch.tensor([[1, 2], [3, 4], [5, 6]])
+    sampler = LinkSampler(NeighborSampler([-1]), HeldLinks(edges, negatives))
+    (sample,) = sampler.sample_bulk(graph, [torch.tensor([2, 0])], [KEY])
+    batch = assemble(graph, sample)
+    pairs = batch.n_id[batch.edge_label_index].T.tolist()
+    assert pairs == [[9, 2], [0, 7], [9, 5], [9, 6], [0, 1], [0, 2]]
+
+
+def test_edges_are_found() -> None:
+    graph = Graph.from_edge_index(torch.tensor([[0, 2, 1], [1, 1, 3]]), 4)
+    asked = torch.tensor([[0, 1, 2, 1, 3], [1, 0, 1, 3, 3]])
+    assert has_edges(graph, asked).tolist() == [True, False, True, True, False]
+
+
+def test_draws_avoid_edges_and_the_node_itself_and_are_uniform() -> None:
+    graph = communities(50, 2, mean_degree=20, num_features=1)
+    senders = torch.arange(50)
+    drawn, failed = draw_receivers(graph, senders[None], senders, 2000, key(0, 0, 0, -1))
+    pairs = torch.stack([senders.repeat_interleave(2000), drawn.view(-1)])
+    assert not failed.numel() and not has_edges(graph, pairs).any() and not (pairs[0] == pairs[1]).any()
+    for sender in (0, 31):
+        neighbours = {int(node) for node in range(50) if has_edges(graph, torch.tensor([[sender], [node]]))}
+        counts = torch.bincount(drawn[sender], minlength=50)
+        free = torch.tensor([node for node in range(50) if node not in neighbours | {sender}])
+        assert counts.sum() == counts[free].sum() == 2000
+        assert (counts[free] > 0.5 * 2000 / free.numel()).all() and (counts[free] < 1.7 * 2000 / free.numel()).all()
+
+
+def test_a_draw_depends_on_its_own_id_alone() -> None:
+    graph = communities(100, 2, num_features=1)
+    senders, ids = torch.randint(100, (30,)), torch.randperm(1000)[:30]
+    together, _ = draw_receivers(graph, senders[None], ids, 3, key(1, 2, 3, -1))
+    alone, _ = draw_receivers(graph, senders[None, 7:9], ids[7:9], 3, key(1, 2, 3, -1))
+    assert torch.equal(together[7:9], alone)
+    assert not torch.equal(together, draw_receivers(graph, senders[None], ids, 3, key(1, 2, 4, -1))[0])
+    few, _ = draw_receivers(graph, senders[None], ids, 3, key(1, 2, 3, -1), Candidates(range(10)))
+    assert int(few.max()) < 10
+
+
+def test_the_only_free_node_is_found_and_none_is_reported() -> None:
+    others = [node for node in range(1, 500) if node != 321]
+    graph = Graph.from_edge_index(torch.tensor([[0] * len(others), others]), 500)
+    drawn, failed = draw_receivers(graph, torch.tensor([[0]]), torch.tensor([5]), 4, key(0, 0, 0, 0))
+    assert drawn.tolist() == [[321] * 4] and not failed.numel()
+    _, failed = draw_receivers(
+        graph, torch.tensor([[400, 0]]), torch.tensor([1, 2]), 4, key(0, 0, 0, 0), Candidates(range(300))
+    )
+    assert failed.tolist() == [1]
+
+
+def test_bits_are_fair_and_belong_to_ids() -> None:
+    ids = torch.arange(4000)
+    bits = draw_bits(key(3, 0, 0, -2), ids)
+    assert 0.45 < bits.float().mean() < 0.55
+    assert torch.equal(draw_bits(key(3, 0, 0, -2), ids[1000:1500]), bits[1000:1500])
+    assert not torch.equal(draw_bits(key(4, 0, 0, -2), ids), bits)
+
+
+# Held links are judged by rows of the whole graph, though layers count the degrees of senders.
+
+
+def test_rows_of_held_links() -> None:
+    class Embeds(Net):
+        def test_step(self, batch: Any) -> None:
+            self.rows |= dict(zip(batch.n_id[: batch.batch_size].tolist(), self(batch).detach(), strict=True))
+
+    torch.manual_seed(1)
+    module = Embeds(GCNConv(F, W), GCNConv(W, C)).double()
+    split = split_edges(Graph.from_pyg(sparse_data()), val=0.1, test=0.1, seed=0)
+    data = LinkDataModule(split, sampler=NeighborSampler([3, 3]), batch_size=5, evaluation=Evaluation(batch_size=5))
+    trainer(1).test(module, data, verbose=False)
+    senders = split.graph.indices.long()
+    receivers = torch.arange(NUM_NODES).repeat_interleave(split.graph.degrees())
+    with torch.no_grad():
+        expected = module.whole(split.graph.node_arrays["x"], torch.stack([senders, receivers]))
+    assert module.rows
+    assert all(torch.allclose(row, expected[node], rtol=0, atol=1e-12) for node, row in module.rows.items())
+
+
+# MRR and Hits@k: ranks with ties, unequal shares, and what cannot be ranked.
+
+
+def batch(edges: list[float], negatives: list[list[float]]) -> tuple[Tensor, Tensor]:
+    """Scores and labels as a batch has them."""
+    scores = torch.tensor(edges + [score for row in negatives for score in row])
+    return scores, (torch.arange(scores.numel()) < len(edges)).float()
+
+
+def results(ranking: LinkRanking) -> dict[str, float]:
+    return {name: round(float(value), 6) for name, value in ranking.compute().items()}
+
+
+def test_ranks_count_those_above_and_half_of_those_level() -> None:
+    ranking = LinkRanking(hits=[1, 2])
+    ranking.update(*batch([3.0, 3.0, 3.0], [[1.0, 2.0], [3.0, 1.0], [4.0, 5.0]]))  # ranks 1, 1.5, 3
+    assert results(ranking) == {
+        "mrr": round((1 + 1 / 1.5 + 1 / 3) / 3, 6),
+        "hits@1": round(1 / 3, 6),
+        "hits@2": round(2 / 3, 6),
+    }
+
+
+def test_a_constant_score_and_nan_earn_nothing() -> None:
+    constant, nan = LinkRanking(hits=[1]), LinkRanking(hits=[1])
+    constant.update(*batch([1.0], [[1.0] * 9]))
+    assert results(constant) == {"mrr": round(1 / 5.5, 6), "hits@1": 0.0}
+    nan.update(*batch([math.nan, 1.0], [[0.0] * 9, [math.nan] * 9]))
+    assert results(nan) == {"mrr": 0.1, "hits@1": 0.0}
+
+
+def test_unequal_batches_count_by_their_edges() -> None:
+    generator = torch.Generator().manual_seed(0)
+    edges, negatives = torch.randn(40, generator=generator), torch.randn(40, 60, generator=generator)
+    together, piecewise = LinkRanking(prefix="val/"), LinkRanking(prefix="val/")
+    together.update(*batch(edges.tolist(), negatives.tolist()))
+    for low, high in ((0, 1), (1, 20), (20, 40)):
+        piecewise.update(*batch(edges[low:high].tolist(), negatives[low:high].tolist()))
+    assert results(together) == results(piecewise)
+    assert set(results(together)) == {"val/mrr", "val/hits@1", "val/hits@10", "val/hits@50"}
+
+
+def test_a_fit_follows_a_test() -> None:
+    ranking = LinkRanking(hits=[1])
+    with torch.inference_mode():  # as trainer.test() runs
+        ranking.reset()
+        ranking.update(*batch([3.0], [[1.0, 2.0]]))
+    ranking.update(*batch([1.0], [[2.0, 0.0]]))
+    assert results(ranking) == {"mrr": 0.75, "hits@1": 0.5}
+
+
+def rank_shares(rank: int, world_size: int) -> dict[str, float]:
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=world_size)
+    ranking = LinkRanking(hits=[1])
+    if rank == 0:
+        ranking.update(*batch([3.0, 1.0, 1.0], [[1.0, 2.0], [2.0, 0.0], [2.0, 3.0]]))  # ranks 1, 2, 3
+    else:
+        ranking.update(*batch([0.0], [[1.0, -1.0]]))  # rank 2
+    return results(ranking)
+
+
+def test_ranks_of_unequal_shares_find_the_mean_over_all_edges() -> None:
+    expected = {"mrr": round((1 + 1 / 2 + 1 / 3 + 1 / 2) / 4, 6), "hits@1": 0.25}
+    assert run_ranks(rank_shares, 2) == [expected, expected]
+
+
+def test_what_cannot_be_ranked_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"With 2 negatives for each edge, Hits@50 is always 1"):
+        LinkRanking(hits=[1, 50]).update(*batch([1.0], [[0.0, 0.0]]))
+    scores, label = batch([1.0, 1.0], [[0.0], [0.0]])
+    for wrong in (scores[:-1], scores[:, None]):
+        with pytest.raises(ValueError, match="a score for each target"):
+            LinkRanking(hits=[1]).update(wrong, label)
+    with pytest.raises(ValueError, match="as many negatives for each of its 3 edges"):
+        LinkRanking(hits=[1]).update(scores, torch.tensor([1.0, 1.0, 1.0, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("scores", "labels", "words"),
+    [
+        (torch.rand(3, 1), torch.tensor([[1], [0], [0]]), "edge_label must be a vector of 1 and 0"),
+        (torch.rand(4), torch.tensor([0.5, 0.5, 0.0, 0.0]), "edge_label must be a vector of 1 and 0"),
+        (torch.rand(3), torch.tensor([0, 1, 0]), "all edges .* before their negatives"),
+    ],
+)
+def test_labels_that_would_rank_something_else_are_refused(scores: Tensor, labels: Tensor, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        LinkRanking([1]).update(scores, labels)
+
+
+def test_a_batch_without_edges_is_refused() -> None:
+    with pytest.raises(ValueError, match="edge_label must have an edge"):
+        LinkRanking([1]).update(torch.ones(2), torch.zeros(2))
+
+
+def test_the_default_is_what_the_negatives_allow() -> None:
+    scores, labels = batch([1.0], [[0.0] * 20])
+    ranking, called = LinkRanking(), LinkRanking(prefix="val/")
+    with pytest.raises(TypeError, match="edge_label must be a tensor"):
+        ranking.update(scores, None)
+    ranking.update(scores, labels)
+    assert results(ranking) == {"mrr": 1.0, "hits@1": 1.0, "hits@10": 1.0}
+    assert set(called(scores, labels)) == set(called.compute()) == {"val/mrr", "val/hits@1", "val/hits@10"}
+    assert set(ranking.clone().compute()) == set(ranking.compute())
+    with pytest.raises(ValueError, match="With 5 negatives for each edge, Hits@10 is always 1"):
+        ranking.update(*batch([1.0], [[0.0] * 5]))

@@ -13,10 +13,12 @@ from lightning_gnn_dist import (
     Correction,
     Evaluation,
     EverySteps,
+    Exchange,
     Fetch,
     GlobalBatching,
     Graph,
     GrappaStrategy,
+    Halo,
     Isolated,
     LadiesSampler,
     LLCGStrategy,
@@ -25,18 +27,23 @@ from lightning_gnn_dist import (
     NeighborSampler,
     Partition,
     PartitionedDataModule,
+    RandomWalkSampler,
     ShadowSampler,
+    TemporalSampler,
+    TMAStrategy,
     WholePartSampler,
     communities,
     save_shards,
     through_layers,
 )
+from lightning_gnn_dist.extensions.shards.home import ShardCosts
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, plain_ddp
 from tests.extensions.shards.fitting import Result, all_figures, check_alike
-from tests.graph.parted import in_order_of_parts
+from tests.graph.parted import in_order_of_parts, in_order_of_shards, typed_graph_of_widths, uneven_partition
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
+from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 8, "evaluation": Evaluation(batch_size=70)}
 
@@ -176,3 +183,228 @@ def limited(rank: int, world_size: int, folder: str) -> tuple[int, int, list[Ten
     trainer(world_size, ddp, callbacks=[Look()], **limits).fit(model, data)
     (loader,) = loaders
     return len(loader), loader.state_dict()["batches_done"], model.trained
+
+
+# Training on shards of a typed graph is training on parts of it: to the bit, with every exchange across shards.
+
+
+OPTIONS_OF_TYPES: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 16}
+OPTIONS_OF_TYPES |= {"evaluation": Evaluation(batch_size=70)}
+UNUSED = {"find_unused_parameters": True}  # of types that no loss reads
+STRATEGIES: dict[str, Any] = {
+    "llcg": lambda: LLCGStrategy(EverySteps(4), **PATIENCE),
+    "grappa": lambda: GrappaStrategy(**UNUSED, **PATIENCE),
+    "local_sgd": lambda: LocalSGDStrategy(EverySteps(3), **PATIENCE),
+    "tma": lambda: TMAStrategy(EverySteps(3), **PATIENCE),
+    "ddp": lambda: plain_ddp(**UNUSED),
+}
+
+
+@pytest.fixture(scope="module")
+def saved_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same graph in shards and whole, with the same numbers for nodes."""
+    folder = tmp_path_factory.mktemp("graph")
+    graph = typed_graph_of_papers(300)
+    partition = Partition((torch.arange(graph.num_nodes) * 7 % 5 // 3).to(torch.int32), 2)
+    save_shards(graph, partition, folder / "shards")
+    whole = in_order_of_shards(graph, partition)
+    whole.save(folder / "whole")
+    save_shards(graph, Partition(torch.zeros(graph.num_nodes).int(), 1), folder / "one")
+    before = [array["n_id"] + whole.types.nodes_of(kind).start for kind, array in whole.types.node_arrays.items()]
+    torch.save(partition.assignment[torch.cat(before)], folder / "owners.pt")
+    return folder
+
+
+def data_of(folder: str, kind: str, **more: Any) -> pl.LightningDataModule:
+    options = OPTIONS_OF_TYPES | more
+    if kind == "shards":
+        return PartitionedDataModule(f"{folder}/shards", loading=Loading(bulk_size=3, cache_bytes=20_000), **options)
+    partition = Partition(torch.load(f"{folder}/owners.pt"), 2)
+    whole = Graph.open(f"{folder}/whole")
+    return PartitionedDataModule(whole, partitioner=partition, **({"boundary": Isolated()} | options))
+
+
+def fit_types(rank: int, world_size: int, folder: str, kind: str, name: str, more: dict[str, Any]) -> Result:
+    data = data_of(folder, kind, **more)
+    pl.seed_everything(0, verbose=False)
+    model = HeteroSAGE(edge_types(folder))
+    return all_figures(world_size, STRATEGIES[name](), model, data, f"{folder}/{kind}.npy")
+
+
+def edge_types(folder: str) -> list[Any]:
+    return list(Graph.open(f"{folder}/whole").types.edge_types)
+
+
+FITS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llcg": ("llcg", {}),
+    "llcg of own seeds": ("llcg", {"global_batching": GlobalBatching(deal="own", batch_size=30)}),
+    "llcg with halos": ("llcg", {"boundary": Halo(2, neighbors=3)}),
+    "grappa": ("grappa", {}),
+    "grappa with halos": ("grappa", {"boundary": Halo(1)}),
+    "local_sgd on whole parts": ("local_sgd", {"sampler": WholePartSampler(2)}),
+    "local_sgd on subgraphs": (
+        "local_sgd",
+        {
+            "sampler": ShadowSampler([3, 3], num_hops=2),
+            "global_batching": GlobalBatching(sampler=NeighborSampler([3, 3])),
+            "evaluation": Evaluation(batch_size=70, sampler=NeighborSampler([-1, -1])),
+        },
+    ),
+    "llcg by time": ("llcg", {"sampler": TemporalSampler([4, 3], "time")}),
+    "ddp by time": ("ddp", {"sampler": TemporalSampler([4, 3], "time", pick="latest"), "boundary": Fetch()}),
+    "tma": ("tma", {}),
+    "ddp": ("ddp", {"boundary": Fetch()}),
+}
+
+
+@pytest.mark.parametrize("name", ["llcg", *(pytest.param(name, marks=pytest.mark.slow) for name in list(FITS)[1:])])
+def test_training_on_shards_of_types_is_training_on_parts(saved_types: Path, name: str) -> None:
+    check_alike(fit_types, saved_types, *FITS[name])
+
+
+def fit_again(rank: int, world_size: int, folder: str, out: str) -> list[list[Tensor]]:
+    """Weights of a fit that never stopped, and of one that stopped after a round and was resumed."""
+    found = []
+    for epochs, resumes in ((3, None), (1, None), (3, f"{out}/half.ckpt")):
+        pl.seed_everything(0, verbose=False)
+        model = HeteroSAGE(edge_types(folder))
+        running = trainer(world_size, STRATEGIES["llcg"](), max_epochs=epochs, limit_val_batches=0)
+        running.fit(model, data_of(folder, "shards", boundary=Halo(1)), ckpt_path=resumes)
+        if epochs == 1:
+            running.save_checkpoint(f"{out}/half.ckpt")
+        else:
+            found.append([parameter.detach().clone() for parameter in model.parameters()])
+    return found
+
+
+@pytest.mark.slow
+def test_a_fit_that_is_resumed_never_stopped(saved_types: Path, tmp_path: Path) -> None:
+    for straight, resumed in run_ranks(fit_again, 2, str(saved_types), str(tmp_path)):
+        assert all(torch.equal(left, right) for left, right in zip(straight, resumed, strict=True))
+
+
+BOTH = "sampled by NeighborSampler or TemporalSampler"
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"boundary": Fetch(), "sampler": ShadowSampler([4, 4], num_hops=2)}, f"{BOTH}, got Shadow"),
+    ({"boundary": Fetch(), "sampler": RandomWalkSampler(2, visits=0)}, f"{BOTH}, got Random"),
+    ({"sampler": TemporalSampler({("a", "to", "b"): [3, 3]}, time="time")}, "names the edge type"),
+    ({"global_batching": GlobalBatching(sampler=LadiesSampler([9, 9]))}, f"{BOTH}, got Ladies"),
+    ({"boundary": Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
+    ({"sampler": NeighborSampler({("a", "to", "b"): [3, 3]})}, r"the edge type \('a', 'to', 'b'\), and the graph"),
+    ({"sampler": NeighborSampler([4, 3], weight="edge_weight")}, "weight .* draws from graphs without types"),
+    ({"task": "papers"}, r"task must be one of \['paper', 'author', 'venue', 'word'\], got 'papers'"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_what_cannot_work_with_types_is_refused(saved_types: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PartitionedDataModule(saved_types / "shards", **(OPTIONS_OF_TYPES | options))
+
+
+def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
+    graph = typed_graph_of_widths()
+    data = graph.to_pyg()
+    data["author"].train_mask, data["author"].y = torch.ones(7, dtype=torch.bool), torch.zeros(7).long()
+    both = Graph.from_pyg(data)
+    save_shards(both, uneven_partition(both, 1), tmp_path / "open")
+    with pytest.raises(ValueError, match=r"choose it, as in PartitionedDataModule\(path, task='paper'\)"):
+        PartitionedDataModule(tmp_path / "open")
+    save_shards(both.with_seeds("author"), uneven_partition(both, 1), tmp_path / "chosen")
+    chosen = {"author": PartitionedDataModule(tmp_path / "chosen")}
+    chosen["paper"] = PartitionedDataModule(tmp_path / "open", task="paper")
+    for kind, module in chosen.items():
+        module.setup("fit")
+        batches = list(module.train_dataloader())
+        assert {batch.seed_type for batch in batches} == {kind} and module.num_nodes == len(both.types.nodes_of(kind))  # type: ignore[union-attr]
+        assert torch.cat([batch[kind].input_id for batch in batches]).numel() == {"author": 7, "paper": 6}[kind]
+        module.teardown("fit")
+
+
+def test_features_that_are_nan_are_found_before_the_first_step(tmp_path: Path) -> None:
+    graph = typed_graph_of_widths().with_seeds("paper")
+    graph.types.node_arrays["author"]["x"][3] = torch.nan
+    save_shards(graph, Partition(torch.zeros(22).int(), 1), tmp_path / "shards")
+    data = PartitionedDataModule(tmp_path / "shards", batch_size=4, sampler=NeighborSampler([2]))
+    data.setup("fit")
+    with pytest.raises(ValueError, match=r"x of node 3 of type 'author' is NaN or infinite\. Repair it, or switch"):
+        next(iter(data.train_dataloader()))
+    data.on_exception(ValueError())
+
+
+def start_types(rank: int, world_size: int, folder: str, **options: Any) -> None:
+    model = HeteroSAGE([("paper", "cites", "paper")])
+    trainer(world_size, STRATEGIES["llcg"](), fast_dev_run=True).fit(model, PartitionedDataModule(folder, **options))
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"time": "year", "seed_time": "time"}, "neither edges nor nodes of the graph have it"),
+        ({"seed_time": "at"}, "'paper' have no 'at'"),
+    ],
+)
+def test_times_that_are_not_there_are_refused(saved_types: Path, more: dict[str, Any], message: str) -> None:
+    data = PartitionedDataModule(saved_types / "one", sampler=TemporalSampler([2, 2], **({"time": "time"} | more)))
+    with pytest.raises(ValueError, match=message):
+        data.setup("fit")
+    data.on_exception(ValueError())
+
+
+def test_all_that_trees_see_is_evaluated_as_on_the_whole_graph(
+    saved_types: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where nothing is said of how: in batches as large as those of training, or smaller."""
+    graph, found, sizes = typed_graph_of_papers(300), [], []
+    options: dict[str, Any] = {"sampler": TemporalSampler([4, 3], "time"), "batch_size": 16}
+    for most in (None, 5, "whole"):
+        data: Any = PartitionedDataModule(saved_types / "one", **options)
+        if most == "whole":
+            data = PartitionedDataModule(graph, **options)
+        elif most is not None:
+            monkeypatch.setattr(ShardCosts, "_fits", lambda self, seeds, sampler: len(seeds) <= 5)
+        pl.seed_everything(0, verbose=False)
+        testing = trainer(1)
+        (tested,) = testing.test(HeteroSAGE(list(graph.types.edge_types)), data, verbose=False)
+        found.append(tested["test_acc"])
+        sizes.append(len(testing.test_dataloaders))
+    assert found[0] > 0 and found == pytest.approx([found[0]] * 3)
+    num_tested = graph.with_seeds("paper").split("test").numel()
+    assert sizes[:2] == [-(-num_tested // 16), -(-num_tested // 4)]
+
+
+def open_another(rank: int, world_size: int, folder: str) -> None:
+    start_types(rank, world_size, f"{folder}/division-{rank}")
+
+
+def test_shards_of_two_divisions_are_refused(tmp_path: Path) -> None:
+    graph = typed_graph_of_papers(200)
+    for number in range(2):
+        assignment = ((torch.arange(graph.num_nodes) + number) % 2).int()
+        save_shards(graph, Partition(assignment, 2), tmp_path / f"division-{number}")
+    with pytest.raises(RankError, match=r"ranks \[1\] are not of the graph of rank 0, or of another division of it"):
+        run_ranks(open_another, 2, str(tmp_path))
+
+
+def test_shards_are_not_taken_for_a_graph(saved_types: Path) -> None:
+    with pytest.raises(ValueError, match=r"share-00000 is one shard of a graph.* with PartitionedDataModule"):
+        Graph.open(saved_types / "shards" / "share-00000")
+    with pytest.raises(FileNotFoundError, match=r"it holds shards of one\. Train on them with PartitionedDataModule"):
+        Graph.open(saved_types / "shards")
+    with pytest.raises(RuntimeError, match=r"before its ranks have met: give the data module to trainer\.fit"):
+        PartitionedDataModule(saved_types / "shards").train_dataloader()
+
+
+def test_a_shard_without_training_nodes_is_refused(tmp_path: Path) -> None:
+    graph = typed_graph_of_widths()  # of whose nodes the last one is of another type
+    save_shards(graph, uneven_partition(graph, 2), tmp_path / "shards")
+    with pytest.raises(RankError, match=r"Shard 1 of .* has no training nodes for rank 1 of 2") as caught:
+        run_ranks(start_types, 2, str(tmp_path / "shards"))
+    assert all("has no training nodes" in failure for failure in caught.value.failures.values())
+
+
+def test_a_graph_without_types_has_no_type_of_seeds(tmp_path: Path) -> None:
+    graph = communities(60, 2)
+    save_shards(graph, Partition(torch.zeros(60).int(), 1), tmp_path / "shards")
+    with pytest.raises(ValueError, match=r"task \('paper'\) is for a graph with types"):
+        PartitionedDataModule(tmp_path / "shards", task="paper")

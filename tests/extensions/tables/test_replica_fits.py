@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from lightning_gnn_dist import EverySteps, GrappaStrategy, LocalSGDStrategy
+from lightning_gnn_dist import EverySteps, GrappaStrategy, Launch, LocalSGDStrategy
 from tests.every_strategy import PATIENCE
 from tests.extensions.tables.fitting import NUM_ROWS, WIDTH, Made, batches_of, owned, state_of
-from tests.extensions.tables.test_table_gradients import Loader, Measured, OfData, WithoutRows
+from tests.extensions.tables.test_table_gradients import Loader, Measured, OfData, Owned, WithoutRows
 from tests.extensions.tables.test_touched_rows import train
 from tests.ranks import run_ranks
 from tests.strategies.fitting import differs, fit
+from tests.wire.test_channel import InTraining, check_stalled
 
 # Ways to step.
 
@@ -161,3 +162,20 @@ def looks_around(rank: int, world_size: int) -> list[Made]:
 def test_a_rank_sees_what_it_has_trained() -> None:
     first, second = run_ranks(looks_around, 2)
     assert all(differs(one, other) == 0.0 for one, other in zip(first, second, strict=True))
+
+
+# A rank that stands still while others wait for its rows is named by them.
+
+
+class AtOwnedRows(InTraining, Owned):
+    pass
+
+
+def at_rows(rank: int, world_size: int, launch: Launch) -> None:
+    fit(rank, GrappaStrategy(launch=launch), AtOwnedRows(), devices=world_size, train=Loader(rank), max_epochs=2)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_rank_that_stands_still_is_named() -> None:
+    check_stalled(at_rows)

@@ -12,7 +12,6 @@ from lightning_gnn_dist import Fetch, Graph, LinkDataModule, LinkSplit, Partitio
 from lightning_gnn_dist.extensions.links.task import WholeEdges
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.batch_contents import contents
-from tests.batch_contents import is_same as is_same
 from tests.extensions.links.test_events import SENT, events
 from tests.graph.parted import as_shards_number_it, small_graph
 from tests.placing import placed
