@@ -1,20 +1,29 @@
 """A batch behaves like any PyG Data, whoever looks at it and however."""
 
 import copy
+import io
 import pickle
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch_geometric import transforms as T
 from torch_geometric.data import Batch, Data
+from torch_geometric.loader.utils import index_select
+from torch_geometric.nn import GraphSAGE
 from torch_geometric.utils import trim_to_layer
 
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler
 from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.one_hop import one_hop, seen_by_layers
+from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Promise, SeedsOnly
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.sampling.base import Sampler
+from tests.batch_contents import is_same
 from tests.sampling.reference import random_graph
 
 GRAPH = random_graph(200, 1500, seed=2)
@@ -265,3 +274,241 @@ def test_scaled_features_come_as_float32():
     assert batch.code.dtype == torch.int8
     sample = SAMPLER.sample_bulk(graph, [SEEDS], [BatchKey(0, 0, 0)])[0]
     assert assemble(graph, sample, widen=False).x_scale.equal(scale[batch.n_id])
+
+
+# A batch of promises: seeds without sampling, and for every other use the batch that it stands for, bit for bit.
+
+
+NUM_SEEDS = len(SEEDS)
+NAMES = [*GRAPH.node_arrays, "n_id", *GRAPH.edge_arrays]
+
+
+def around(*how: Any) -> Any:
+    return SeedsOnly.around(Neighbourhood({None: NUM_SEEDS}, *how), {None: NAMES}, None, {})
+
+
+class Made:
+    """A batch of promises, and whether its neighbourhood was sampled."""
+
+    def __init__(self) -> None:
+        self.samples, self.model = 0, object()
+        self.rows = torch.randn(NUM_SEEDS, 3)
+        self.batch = around(self.make, self.seed_rows, self.rows_of)
+
+    def make(self) -> SampledData:
+        self.samples += 1
+        return make_batch()
+
+    def seed_rows(self, _: object, name: str) -> Tensor | None:
+        if name == "n_id":
+            return SEEDS
+        return GRAPH.node_arrays[name][SEEDS] if name in GRAPH.node_arrays else None
+
+    def rows_of(self, module: object) -> Any:
+        return (lambda: [self.rows]) if module is self.model else None
+
+
+@pytest.fixture
+def made() -> Made:
+    return Made()
+
+
+SEED_USES = {
+    "y": lambda batch: batch.y[: batch.batch_size],
+    "x": lambda batch: batch.x[:NUM_SEEDS],
+    "some": lambda batch: batch.x[0:2],
+    "none": lambda batch: batch.y[:0],
+    "n_id": lambda batch: batch.n_id[: batch.batch_size],
+    "by name": lambda batch: batch["y"][: batch["batch_size"]],
+    "get": lambda batch: batch.get("y")[:NUM_SEEDS],
+    "copied": lambda batch: copy.copy(batch).y[:NUM_SEEDS],
+    "moved": lambda batch: batch.to("cpu").y[:NUM_SEEDS],
+    "type": lambda batch: (batch.x.dtype, batch.y.device, batch.x.is_floating_point(), batch.x.is_cuda),
+    "keys": lambda batch: list(batch.keys()),
+    "num": lambda batch: (batch.num_targets, len(batch), "x" in batch, "z" in batch, batch.is_filler),
+    "has": lambda batch: (hasattr(batch, "x"), hasattr(batch, "z"), batch.get("z", 3)),
+}
+
+USES = {
+    "shape": lambda batch: (batch.x.shape, batch.x.size(0), len(batch.y), batch.y.numel(), batch.edge_index.shape),
+    "arithmetic": lambda batch: 2 * batch.x - batch.x / 3 + 1,
+    "right-hand": lambda batch: (torch.ones(1) @ torch.ones(1, 1) + batch.x, 1 - batch.x),
+    "mask": lambda batch: batch.x[batch.y == 1],
+    "index": lambda batch: batch.x[batch.edge_index[0]],
+    "slices": lambda batch: (batch.x[NUM_SEEDS:], batch.x[: NUM_SEEDS + 1], batch.x[:-1], batch.y[::2], batch.x[:2, 1]),
+    "one row": lambda batch: (batch.x[3], batch.y[-1], batch.x[..., 0]),
+    "numpy": lambda batch: (batch.x.numpy(), np.asarray(batch.y), np.add(batch.y.numpy(), 1)),
+    "list": lambda batch: (batch.y.tolist(), [int(y) for y in batch.y], float(batch.x.sum())),
+    "text": lambda batch: (repr(batch.x), str(batch.y), f"{batch.x}"),
+    "format": lambda batch: repr(batch).replace("SeedBatch", "SampledData"),
+    "functions": lambda batch: (torch.cat([batch.x, batch.x]), torch.stack([batch.y]), torch.equal(batch.x, batch.x)),
+    "out": lambda batch: torch.add(batch.x, 1, out=torch.empty(0)),
+    "operator": lambda batch: torch.ops.aten.mul(batch.x, 2),
+    "script": lambda batch: torch.jit.script(_twice)(batch.x),
+    "instance": lambda batch: (isinstance(batch.x, Tensor), torch.is_tensor(batch.x), isinstance(batch, SampledData)),
+    "copy": lambda batch: (copy.copy(batch.x), copy.deepcopy(batch.y), batch.x.clone()),
+    "pickle": lambda batch: pickle.loads(pickle.dumps(batch.x)),
+    "copies": lambda batch: (copy.deepcopy(batch), batch.clone(), batch.contiguous(), batch.detach(), batch.cpu()),
+    "pickles": lambda batch: (pickle.loads(pickle.dumps(batch)), saved(batch)),
+    "blocks of copies": lambda batch: [edges_of(copied) for copied in copies_of(batch)],
+    "items": lambda batch: [value + 0 if isinstance(value, Tensor) else value for _, value in batch],
+    "names": lambda batch: (batch.to_dict().keys(), list(dict(batch)), batch.to_namedtuple()._fields),
+    "sizes": lambda batch: (batch.num_sampled_nodes, batch["num_sampled_edges"], batch.get("num_sampled_nodes")),
+    "num": lambda batch: (batch.num_nodes, batch.num_edges, batch.num_features, batch.num_edge_features),
+    "kinds": lambda batch: (batch.is_node_attr("y"), batch.is_edge_attr("edge_attr"), batch.is_directed()),
+    "blocks": lambda batch: (batch.has_blocks, edges_of(batch), len(batch.blocks)),
+    "one hop": lambda batch: one_hop(batch.read() if isinstance(batch, SeedsOnly) else batch, seen_by_layers(batch)[1]),
+    "doubled": lambda batch: batch.apply(doubled),
+    "doubled x": lambda batch: batch.apply(lambda tensor: tensor * 2, "x"),
+    "transform": lambda batch: T.AddSelfLoops()(batch).edge_index,
+    "subgraph": lambda batch: batch.subgraph(torch.arange(NUM_SEEDS)).edge_index,
+    "pyg batch": lambda batch: Batch.from_data_list([batch]).x,
+    "select": lambda batch: index_select(batch.x, batch.y.clamp(min=0)),
+    "trim": lambda batch: trim_to_layer(
+        1, batch.num_sampled_nodes, batch.num_sampled_edges, batch.x, batch.edge_index, batch.edge_attr
+    ),
+    "set": lambda batch: (setattr(batch, "z", batch.x), batch.z + 0)[1],
+    "gradients": lambda batch: torch.autograd.grad((batch.x.requires_grad_() ** 2).sum(), batch.x)[0],
+}
+
+CHANGES = {
+    "x": lambda batch: setattr(batch, "x", batch.x * 2),
+    "x by y": lambda batch: setattr(batch, "x", batch.y),
+    "x in place": lambda batch: batch.x.mul_(2),
+    "rows of x": lambda batch: batch.x.__setitem__(0, 0),
+    "seeds of x": lambda batch: batch.x[:NUM_SEEDS].__setitem__(0, 0) or batch.x.__setitem__(slice(0, 2), 1.0),
+    "numpy": lambda batch: batch.x.numpy().fill(3),
+    "y added": lambda batch: setattr(batch, "y", batch.y + 1),
+    "edges": lambda batch: setattr(batch, "edge_index", batch.edge_index.flip(0)),
+    "edge weights": lambda batch: setattr(batch, "edge_weight", torch.arange(1.0, batch.num_edges + 1)),
+    "no y": lambda batch: batch.__delattr__("y"),
+    "another": lambda batch: setattr(batch, "mask", torch.ones(3)),
+    "blocks": lambda batch: setattr(batch, "blocks", batch.blocks[1:]),
+    "doubled": lambda batch: batch.apply(doubled),
+    "doubled y": lambda batch: batch.apply(lambda tensor: tensor * 2, "y"),
+    "in place": lambda batch: batch.apply_(lambda tensor: tensor.add_(1), "x"),
+    "updated": lambda batch: batch.update({"x": torch.ones(3)}),
+}
+
+
+def doubled(tensor: Tensor) -> Tensor:
+    return tensor * 2 if tensor.is_floating_point() else tensor
+
+
+def _twice(x: Tensor) -> Tensor:
+    return x + x
+
+
+def edges_of(batch: Any) -> list[Any]:
+    return [(block.edge_index, block.indptr, block.weight is None or block.weight.tolist()) for block in batch.blocks]
+
+
+def copies_of(batch: Any) -> list[Any]:
+    return [copy.copy(batch), copy.deepcopy(batch), pickle.loads(pickle.dumps(batch)), batch.clone(), batch.to("cpu")]
+
+
+def saved(batch: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(batch, file)
+    return torch.load(io.BytesIO(file.getvalue()), weights_only=False)
+
+
+@pytest.mark.parametrize("use", SEED_USES.values(), ids=SEED_USES)
+def test_seeds_are_had_without_sampling(made, use):
+    assert is_same(use(made.batch), use(make_batch()))
+    assert made.samples == 0
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES)
+def test_every_other_use_sees_the_whole_batch(made, use):
+    found, known = use(made.batch), use(make_batch())
+    assert is_same(found, known)
+    assert is_same(use(made.batch), use(made.batch))  # read before
+    assert "SeedBatch" not in type(copy.deepcopy(made.batch)).__name__
+
+
+def test_it_is_sampled_once(made):
+    batch = made.batch
+    for name in NAMES:
+        batch[name] + 0
+    assert batch.num_nodes and batch.blocks and batch.num_sampled_nodes and copy.deepcopy(batch).blocks
+    assert made.samples == 1
+
+
+WAYS = {"same": lambda batch: batch, "moved": lambda batch: batch.to("cpu"), "copied": copy.copy}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("then", WAYS.values(), ids=WAYS)
+def test_a_changed_batch_is_never_answered_with_ready_rows(made, change, then):
+    known = make_batch()
+    change(made.batch), change(known)
+    found = then(made.batch)
+    assert found.rows_of(made.model) is None
+    assert is_same(found, known)
+    assert is_same(found.y[:NUM_SEEDS], known.y[:NUM_SEEDS]) if "y" in known else "y" not in found
+    assert found.has_blocks == known.has_blocks
+    if known.has_blocks:
+        assert is_same(edges_of(found), edges_of(known))
+        assert is_same(edges_of(copy.deepcopy(found)), edges_of(known))
+
+
+@pytest.mark.parametrize("how", WAYS.values(), ids=WAYS)
+def test_an_unchanged_batch_is_answered_with_ready_rows(made, how):
+    batch = how(made.batch)
+    assert batch.y[:2].equal(make_batch().y[:2])
+    assert batch.rows_of(made.model)[0].equal(made.rows)
+    assert batch.rows_of(object()) is None
+    assert made.samples == 0
+    batch.x + 1
+    assert batch.rows_of(made.model) is None
+
+
+def test_rows_and_arrays_move_with_the_batch(made):
+    batch = made.batch.to("meta")
+    assert batch.x[:2].is_meta
+    assert batch.rows_of(made.model)[0].is_meta
+    assert batch.edge_index.is_meta
+    assert all(block.indptr.is_meta for block in batch.blocks)
+
+
+def test_a_written_array_stays_written_for_its_seeds_too(made):
+    x = made.batch.x
+    x[0] = 7
+    assert x[:1].eq(7).all()
+    assert made.batch.x[:1].eq(7).all()
+    assert made.batch.to("cpu").x[:1].eq(7).all()
+    assert made.batch.y[:NUM_SEEDS].equal(make_batch().y[:NUM_SEEDS])
+
+
+def test_an_array_that_has_as_many_rows_as_edges_is_known_to_be_of_edges(made):
+    made.make = lambda: known()  # type: ignore[method-assign]
+
+    def known() -> SampledData:
+        batch = make_batch()
+        batch._store._edge_arrays = frozenset({"weight"})
+        return batch
+
+    batch = around(known, made.seed_rows, made.rows_of)
+    assert batch.read()._store._edge_arrays == {"weight"}
+
+
+def test_a_promise_is_read_once_and_keeps_what_is_written_to_it():
+    read = []
+    promise = Promise(lambda: read.append(0) or torch.zeros(4), lambda: torch.ones(2), 2)
+    assert promise[:2].equal(torch.ones(2))
+    promise.add_(5)
+    assert promise[:2].equal(torch.full((2,), 5.0))
+    assert promise.sum() == 20
+    assert len(read) == 1
+
+
+@pytest.mark.slow  # compiling is imported for it
+def test_a_compiled_model_takes_promises(made):
+    torch.manual_seed(0)
+    gnn = GraphSAGE(GRAPH.node_arrays["x"].shape[1], 4, 2, 3).eval()
+    known = make_batch()
+    with torch.no_grad():
+        expected = gnn(known.x, known.edge_index)
+        assert gnn(made.batch.x, made.batch.edge_index).equal(expected)
+        assert torch.compile(gnn, backend="eager")(made.batch.x, made.batch.edge_index).allclose(expected)

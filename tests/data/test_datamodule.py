@@ -14,21 +14,27 @@ from lightning_gnn_dist import (
     EverySteps,
     Fetch,
     Graph,
+    GrappaStrategy,
     Holding,
     Isolated,
     Loading,
     LocalSGDStrategy,
     MetisPartitioner,
     NeighborSampler,
+    Partition,
     PartitionedDataModule,
     RandomPartitioner,
+    Redeal,
     Rotate,
     SuperNodePartitioner,
+    WholePartSampler,
+    communities,
 )
 from lightning_gnn_dist.batches.batches import THREAD_NAME
 from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.data_fitting import fit_with, full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE, plain_ddp
+from tests.placing import placed
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
@@ -223,3 +229,175 @@ def test_it_can_be_printed_while_loaders_are_open() -> None:
     data = PartitionedDataModule(small_graph())
     data.train_dataloader()
     assert "num_nodes=600" in str(data) and "MetisPartitioner" in repr(data)
+
+
+# What ranks hold and are judged by: evaluation is exact, parts change, and parts of no use are refused.
+
+
+# Evaluation.
+
+
+def evaluate(rank: int, world_size: int, graph: Graph, options: dict[str, Any]) -> tuple[Any, ...]:
+    data = PartitionedDataModule(graph, **({"evaluation": Evaluation(batch_size=50)} | options))
+    module = model()
+    strategy = LocalSGDStrategy(**PATIENCE) if world_size > 1 else "auto"
+    run = trainer(world_size, strategy)
+    validated = run.validate(module, data, verbose=False)[0]
+    seen = torch.cat([nodes for nodes, _ in module.evaluated])
+    logits = torch.cat([output for _, output in module.evaluated])
+    module.evaluated.clear()
+    tested = run.test(module, data, verbose=False)[0]
+    return validated, tested, seen, logits, torch.cat([nodes for nodes, _ in module.evaluated])
+
+
+@pytest.mark.parametrize(
+    ("world_size", "sampler"), [(1, WholePartSampler(2)), (3, NeighborSampler([3, 3])), (3, WholePartSampler(2))]
+)
+def test_evaluation_is_full_graph_inference(world_size: int, sampler: Any) -> None:
+    graph = small_graph()
+    expected = full_graph_logits(model(), graph)
+    results = run_ranks(evaluate, world_size, graph, {"sampler": sampler})
+    val, test = graph.split("val"), graph.split("test")
+    seen = torch.cat([nodes for _, _, nodes, _, _ in results])
+    assert sorted(seen.tolist()) == val.tolist()
+    logits = torch.cat([output for _, _, _, output, _ in results])
+    assert (logits - expected[seen]).abs().max() < 1e-5
+    assert sorted(torch.cat([nodes for *_, nodes in results]).tolist()) == test.tolist()
+    y = graph.node_arrays["y"]
+    for validated, tested, *_ in results:
+        for metrics, nodes in ((validated, val), (tested, test)):
+            accuracy = (expected[nodes].argmax(1) == y[nodes]).float().mean()
+            loss = torch.nn.functional.cross_entropy(expected[nodes], y[nodes])
+            assert metrics["accuracy"] == pytest.approx(float(accuracy), abs=1e-6)
+            assert metrics["loss"] == pytest.approx(float(loss), abs=1e-5)
+
+
+@pytest.mark.parametrize("limits", [{"limit_test_batches": 0.5}, {"limit_test_batches": 3}, {"fast_dev_run": True}])
+def test_a_limit_counts_batches_of_the_training_size(limits: dict[str, Any]) -> None:
+    graph, module = small_graph(), model()
+    data = PartitionedDataModule(graph, sampler=NeighborSampler([3, 3]), batch_size=16)
+    trainer(1, **limits).test(module, data, verbose=False)
+    num_batches = -(-graph.split("test").numel() // 16)
+    asked = {0.5: num_batches // 2, 3: 3, True: 1}[next(iter(limits.values()))]
+    assert [len(nodes) <= 16 for nodes, _ in module.evaluated] == [True] * asked
+    module.evaluated.clear()
+    trainer(1).test(module, data, verbose=False)
+    assert len(module.evaluated) == 1  # all of it at once
+
+
+def predict(rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:
+    data = PartitionedDataModule(small_graph(), evaluation=Evaluation(batch_size=100))
+    return trainer(world_size, LocalSGDStrategy(**PATIENCE)).predict(model(), data) or []
+
+
+def test_prediction_covers_all_nodes_in_order() -> None:
+    outputs = [pair for rank in run_ranks(predict, 2) for pair in rank]
+    assert torch.cat([nodes for nodes, _ in outputs]).tolist() == list(range(600))
+    assert (torch.cat([y for _, y in outputs]) - full_graph_logits(model(), small_graph())).abs().max() < 1e-5
+
+
+# Refusals.
+
+
+def test_no_training_node_at_all_is_said() -> None:
+    graph = small_graph()
+    graph.node_arrays["train_mask"].zero_()
+    with pytest.raises(ValueError, match="train_mask marks no node"):
+        PartitionedDataModule(graph).train_dataloader()
+
+
+def in_rounds(rank: int, world_size: int) -> list[list[int]]:
+    """The seeds of each pass, where every pass has parts of its own and a round ends in the middle of one."""
+    module = model()
+    data = PartitionedDataModule(small_graph(), batch_size=10, holding=Holding(Redeal(24), every=1))
+    length = -(-data._home.plan_for(world_size).most_seeds() // 10)  # type: ignore[attr-defined]
+    trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE), max_epochs=length).fit(module, data)
+    passes = [torch.cat(module.trained[at : at + length]).tolist() for at in range(0, 3 * length, length)]
+    return passes
+
+
+def test_parts_that_change_suit_rounds_too() -> None:
+    everyone = small_graph().split("train").tolist()
+    passes = list(zip(*run_ranks(in_rounds, 2), strict=True))
+    assert [sorted(first + second) for first, second in passes] == [everyone] * 3
+    assert set(passes[0][0]) != set(passes[1][0])
+
+
+def test_a_part_without_training_nodes_is_refused_on_all_ranks() -> None:
+    graph = small_graph()
+    assignment = (torch.arange(600) % 2).int()
+    graph.node_arrays["train_mask"] = graph.node_arrays["train_mask"] & (assignment == 0)
+    with pytest.raises(RankError, match=r'The chunks of rank 1 of 2 hold none of the .*balance="train"') as error:
+        run_ranks(fit_with, 2, graph, {"partitioner": Partition(assignment, 2)})
+    assert set(error.value.failures) == {0, 1}
+
+
+def redealt(rank: int, world_size: int, options: dict[str, Any]) -> int:
+    """Labels in four of eight chunks: the first deal that gives one rank none of them is that of super-epoch 26."""
+    graph = small_graph()
+    chunks = Partition((torch.arange(600) // 75).int(), 8)
+    graph.node_arrays["train_mask"] = (torch.arange(600) < 300) & (torch.arange(600) % 15 == 0)
+    data = PartitionedDataModule(graph, partitioner=chunks, holding=Holding(Redeal(8), every=1), batch_size=4)
+    ours = trainer(world_size, GrappaStrategy(**PATIENCE), limit_val_batches=0, **options)
+    module = model()
+    warnings.filterwarnings("ignore", "You defined a `validation_step`")
+    ours.fit(module, data)
+    return len(module.trained)
+
+
+@pytest.mark.parametrize("options", [{"max_epochs": 30}, {"max_epochs": -1, "max_steps": 200}, {"max_epochs": -1}])
+def test_a_deal_without_training_nodes_is_refused_before_the_run(options: dict[str, Any]) -> None:
+    with pytest.raises(RankError, match="none of the 20 training nodes in super-epoch 26") as error:
+        run_ranks(redealt, 2, options)
+    assert set(error.value.failures) == {0, 1}
+    assert "setup" in str(error.value)
+
+
+@pytest.mark.slow
+def test_a_run_that_ends_before_such_a_deal_is_not_refused() -> None:
+    assert run_ranks(redealt, 2, {"max_epochs": -1, "max_steps": 60}) == [60, 60]
+
+
+def test_a_partition_of_something_else_is_refused() -> None:
+    partition = Partition(torch.zeros(600, dtype=torch.int32), 1)
+    with pytest.raises(RankError, match="The partition has 1 parts of 600 nodes in all, but 2 ranks hold 2"):
+        run_ranks(fit_with, 2, small_graph(), {"partitioner": partition})
+
+
+def test_the_length_of_a_super_epoch_survives_in_a_checkpoint() -> None:
+    data = PartitionedDataModule(small_graph(), holding=Holding(Rotate()))
+    data.trainer = trainer(1, max_epochs=30)
+    placed(data, 0, 4)
+    assert data.state_dict() == {"seed": 0, "repartition_every": 10}
+    data.trainer.fit_loop.max_epochs = 300  # resumed for longer
+    data.load_state_dict({"repartition_every": 10})
+    assert data._home.every() == 10
+    chosen = PartitionedDataModule(small_graph(), holding=Holding(Rotate(), every=2))
+    chosen.load_state_dict({"repartition_every": 10})
+    placed(chosen, 0, 4)
+    assert chosen._home.every() == 2
+
+
+def test_a_graph_without_the_split_says_so() -> None:
+    graph = small_graph()
+    del graph.node_arrays["val_mask"]
+    with pytest.raises(ValueError, match=r"The graph has no val_mask \(it has: \['test_mask', 'train_mask'\]\)"):
+        trainer(1).validate(model(), PartitionedDataModule(graph), verbose=False)
+
+
+def test_the_ranks_own_what_their_parts_learn_from() -> None:
+    data = PartitionedDataModule(communities(300, 4), holding=Holding(Redeal(10)), boundary=Isolated())
+    ranks = data.parts_of_ranks(3)
+    for rank in range(3):
+        assert ranks.nodes(rank).tolist() == data.part(rank, 3).node_arrays["n_id"].sort().values.tolist()
+
+
+@pytest.mark.parametrize(("size", "lines"), [(10_000, 1), (8, 0)])
+def test_a_batch_size_above_the_training_nodes_is_told(size: int, lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("lightning_gnn_dist.data.datamodule.rank_zero_info", told.append)
+    trainer(1, limit_val_batches=0).fit(model(), PartitionedDataModule(small_graph(), batch_size=size))
+    assert len(told) == lines
+    assert all(
+        line.startswith("batch_size=10000 is above a rank's ") and "a pass is one batch" in line for line in told
+    )

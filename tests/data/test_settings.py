@@ -1,27 +1,43 @@
 """Settings of batches: seeds, evaluations that draw and say so, and what cannot go together."""
 
+import copy
+import pickle
 import warnings
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from torch import Tensor
+from torch_geometric.data import Data
 
 from lightning_gnn_dist import (
+    Coverage,
     Evaluation,
     GlobalBatching,
+    Graph,
     LinkDataModule,
+    Loading,
     LocalSGDStrategy,
     NeighborSampler,
     PartitionedDataModule,
     RandomPartitioner,
+    TemporalSampler,
+    WholePartSampler,
     communities,
+    coverage_mean,
+    save_shards,
     split_edges,
 )
+from tests.batch_contents import contents, is_same
 from tests.data_fitting import model, small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
+from tests.typed_sage import typed_graph_of_papers
 
 SOME = Evaluation(batch_size=50, sampler=NeighborSampler([2, 3]))
 
@@ -131,3 +147,176 @@ def fit_of(rank: int, world_size: int, given: list[int] | None) -> tuple[int, st
     except ValueError as error:
         return data.seed, str(error)
     return data.seed, None
+
+
+# Coverage against its definition, written out node by node.
+
+
+NAN = float("nan")
+
+
+def by_definition(part: Graph, degrees: list[int], kappa: float, prior: float) -> list[float]:
+    pairs = zip(part.degrees().tolist(), degrees, strict=True)
+    return [(here + kappa * prior) / (all_of + kappa) if all_of else 1.0 for here, all_of in pairs]
+
+
+@pytest.mark.parametrize(("kappa", "prior"), [(0.0, 0.0), (1.0, 0.0), (2.5, 0.4)])
+def test_coverage_is_the_share_of_the_neighbourhood_that_is_visible(kappa: float, prior: float) -> None:
+    graph = communities(300, 3, num_features=4, seed=1)
+    nodes = torch.arange(0, 300, 2)
+    part, degrees = graph.induced(nodes), graph.degrees()[nodes]
+    covered = Coverage(shrinkage=kappa, prior=prior).of(part, degrees, 100)
+    expected = torch.tensor(by_definition(part, degrees.tolist(), kappa, prior))
+    assert torch.allclose(covered, expected, atol=1e-6)
+    assert float(covered.min()) >= 0
+    assert float(covered.max()) <= 1
+
+
+def test_by_default_it_shrinks_to_the_mean_of_the_own_nodes() -> None:
+    graph = communities(300, 3, num_features=4, seed=1)
+    nodes = torch.arange(0, 300, 2)
+    part, degrees = graph.induced(nodes), graph.degrees()[nodes]
+    mean = float(Coverage().of(part, degrees, 150)[:100].mean())
+    shrunk = Coverage(shrinkage=3).of(part, degrees, 100)
+    assert torch.allclose(shrunk, Coverage(shrinkage=3, prior=mean).of(part, degrees, 100))
+
+
+def batch(coverage: Tensor | None) -> Data:
+    data = Data(batch_size=3, num_nodes=4)
+    if coverage is not None:
+        data.coverage = coverage
+    return data
+
+
+@pytest.mark.parametrize(
+    ("coverage", "mean"),
+    [(None, 2.0), ([1.0, 1.0, 1.0, 0.0], 2.0), ([0.0, 0.5, 0.5, 9.0], 2.5), ([0.0, 0.0, 0.0, 1.0], 2.0)],
+)
+def test_the_mean_weighs_seeds(coverage: Any, mean: float) -> None:
+    losses = torch.tensor([1.0, 2.0, 3.0])
+    assert float(coverage_mean(losses, batch(None if coverage is None else torch.tensor(coverage)))) == mean
+
+
+def test_a_batch_that_fills_a_pass_up_has_a_mean_of_nothing() -> None:
+    losses, filler = torch.tensor([1.0, 2.0, 3.0], requires_grad=True), batch(torch.zeros(4))
+    filler.is_filler = True
+    result = coverage_mean(losses, filler)
+    result.backward()  # ranks step together, so there is a gradient
+    assert float(result.detach()) == 0.0 and not losses.grad.any()
+
+
+def test_a_mean_or_too_many_losses_are_refused() -> None:
+    for losses in (torch.tensor(1.0), torch.ones(4)):
+        with pytest.raises(ValueError, match=r'one loss per seed, 3 in this batch.*reduction="none"'):
+            coverage_mean(losses, batch(None))
+
+
+@pytest.mark.parametrize(
+    ("coverage", "message"),
+    [
+        (torch.ones(1), "a vector of a weight for each seed"),
+        (torch.ones(3, 2), "a vector of a weight for each seed"),
+        (torch.tensor([1.0, NAN, 1.0]), "negative, infinite or NaN"),
+        (torch.tensor([1.0, float("inf"), 1.0]), "negative, infinite or NaN"),
+        (torch.tensor([1.0, -0.5, 1.0]), "negative, infinite or NaN"),
+        ([1.0, 1.0, 1.0], "must be a tensor of a weight"),
+    ],
+)
+def test_weights_that_weigh_nothing_are_refused(coverage: Any, message: str) -> None:
+    batch = Data(batch_size=3, coverage=coverage, num_nodes=3)
+    with pytest.raises((ValueError, TypeError), match=message):
+        coverage_mean(torch.ones(3), batch)
+
+
+def test_degrees_of_another_graph_are_refused() -> None:
+    graph = communities(300, 3, num_features=4, seed=1)
+    with pytest.raises(ValueError, match=r"degrees must count .* node 0 of the part has \d+ and degrees says 0"):
+        Coverage().of(graph, torch.zeros(300, dtype=torch.int64), 300)
+
+
+def test_a_rank_without_nodes_of_its_own_has_weights_all_the_same() -> None:
+    graph = communities(300, 3, num_features=4, seed=1)
+    assert Coverage().of(graph.induced(torch.arange(9)), graph.degrees()[:9], 0).isfinite().all()
+
+
+# A data module may be pickled and copied, before and after a fit: the copy is one at rest, with the same batches.
+
+
+def pickled(data: Any) -> Any:
+    return pickle.loads(pickle.dumps(data))
+
+
+def modules(folder: Path) -> dict[str, Any]:
+    graph, whole = small_graph(), RandomPartitioner()
+    split = split_edges(graph)
+    graph.save(folder / "graph")
+    split.save(folder / "split")
+    save_shards(graph, whole(graph, 1, 0), folder / "shards")
+    save_shards(split, whole(split.graph, 1, 0), folder / "link_shards")
+    return {
+        "graph": PartitionedDataModule(graph, batch_size=30),
+        "saved graph": PartitionedDataModule(folder / "graph", batch_size=30, loading=Loading(cache_bytes=1 << 12)),
+        "split": LinkDataModule(split, batch_size=500),
+        "saved split": LinkDataModule(folder / "split", batch_size=500),
+        "shards": PartitionedDataModule(folder / "shards", batch_size=30),
+        "shards of a split": LinkDataModule(folder / "link_shards", batch_size=500),
+    }
+
+
+def of_a_run(data: Any) -> list[Any]:
+    """Batches of training and validation, in the midst of which nothing is torn down."""
+    data.setup("fit")
+    return [batch.n_id.tolist() for load in (data.train_dataloader, data.val_dataloader) for batch in load()]
+
+
+def test_copies_have_the_same_batches(tmp_path: Path) -> None:
+    for name, data in modules(tmp_path).items():
+        fresh = pickled(data)
+        there = of_a_run(data)
+        running = copy.deepcopy(data)
+        data.teardown("fit")
+        for made in (fresh, running, pickled(data)):
+            assert of_a_run(made) == there, name
+            made.teardown("fit")
+
+
+PAPERS = typed_graph_of_papers(200)
+MADE: dict[str, Callable[..., Any]] = {
+    "nodes": partial(PartitionedDataModule, small_graph(), batch_size=30),
+    "types": partial(PartitionedDataModule, PAPERS, sampler=NeighborSampler([4, 3]), batch_size=32),
+    "times": partial(PartitionedDataModule, PAPERS, sampler=TemporalSampler([4, 3], "time"), batch_size=32),
+    "links": partial(LinkDataModule, split_edges(small_graph()), batch_size=500),
+    "links of whole parts": partial(LinkDataModule, split_edges(small_graph()), sampler=WholePartSampler(2)),
+    "typed links": partial(LinkDataModule, split_edges(PAPERS, edge_type=("author", "writes", "paper")), batch_size=99),
+}
+
+
+@pytest.mark.parametrize("make", MADE.values(), ids=MADE)
+def test_threads_and_bulks_change_nothing(make: Callable[..., Any]) -> None:
+    def made(loading: Loading, **options: Any) -> list[Any]:
+        loader = make(loading=loading, **options).train_dataloader()
+        return [contents(batch) for batch in (*loader, *islice(loader.stream(3), 3))]
+
+    plain = made(Loading(num_threads=0, bulk_size=1))
+    assert is_same(made(Loading(num_threads=2, bulk_size=4)), plain)
+    assert not is_same(made(Loading(), seed=1), plain)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_after_a_fit_a_copy_has_neither_trainer_nor_model() -> None:
+    data = PartitionedDataModule(small_graph(), batch_size=30)
+    trainer(1, max_epochs=1).fit(model(), data)
+    assert data.figures["data/waited_seconds"] > 0  # of the fit that is over
+    again = pickle.loads(written := pickle.dumps(data))
+    assert b"SAGE" not in written and again.trainer is None and again.figures["data/waited_seconds"] == 0
+    trainer(1, max_epochs=1).fit(model(), again)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:The '.*_dataloader' does not have many")
+def test_lightning_spawns_ranks_with_it() -> None:
+    module = model()
+    before = [weight.clone() for weight in module.parameters()]
+    fit = trainer(2, "ddp_spawn", max_epochs=1, limit_val_batches=0)
+    fit.fit(module, PartitionedDataModule(small_graph(), partitioner=RandomPartitioner(), batch_size=30))
+    assert not all(torch.equal(old, new) for old, new in zip(before, module.parameters(), strict=True))

@@ -3,10 +3,22 @@
 from collections.abc import Callable
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from lightning_gnn_dist.rounds.checkpoints import KEY, random_state, take_from_checkpoint, take_of_gradients
+from lightning_gnn_dist.rounds.lightning_internals import (
+    Replaced,
+    hear_skips,
+    log_numbers,
+    refuse_stop_iteration,
+    take_over_bar,
+    take_over_estimate,
+    take_over_sigterm,
+)
 
 
 def checkpoint(**changes: Any) -> dict[str, Any]:
@@ -86,3 +98,128 @@ def test_that_of_another_number_of_ranks_goes_on_with_a_warning() -> None:
 def test_that_of_steps_in_several_batches_is_refused() -> None:
     with pytest.raises(ValueError, match=r"is of a fit with Holding\(AsRanks\(\.\.\.\)\), which went\. .*weights"):
         take_of_gradients(checkpoint(strategy="grappa", batches_of_step=4))
+
+
+# What is replaced of Lightning is there, says so where it is not, and is given back.
+
+
+class Skips(pl.LightningModule):
+    """Leaves every epoch."""
+
+    def on_train_batch_start(self, batch: object, batch_idx: int) -> int:
+        return -1
+
+
+def test_what_is_replaced_is_given_back() -> None:
+    trainer, module, heard, replaced = pl.Trainer(accelerator="cpu", logger=False), Skips(), [], Replaced()
+    owners = [trainer._signal_connector, trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.validate_loop]
+    owners += [trainer.fit_loop.epoch_loop.val_loop, trainer.test_loop, trainer.predict_loop, module]
+    before = [{*vars(owner)} for owner in owners]
+    refuse_stop_iteration(replaced, trainer)
+    take_over_sigterm(replaced, trainer, lambda: heard.append("told"))
+    hear_skips(replaced, module, heard.append)
+    for owner, name in ((trainer.fit_loop.epoch_loop, "on_run_start"), (trainer.fit_loop, "on_advance_end")):
+        replaced.watch(owner, name, after=lambda: None)
+    assert module.on_train_batch_start(None, 0) == -1
+    trainer._signal_connector._sigterm_notifier_fn(15, None)
+    assert heard == [True, "told"]
+    replaced.give_back()
+    assert [{*vars(owner)} for owner in owners] == before
+
+
+def test_a_name_that_lightning_has_no_more_is_told() -> None:
+    with pytest.raises(RuntimeError, match=r"This Lightning has no Trainer\._gone, .* install lightning>=2\.6\.6"):
+        Replaced().put(pl.Trainer(accelerator="cpu", logger=False), "_gone", print)
+
+
+def test_properties_are_those_of_lightning_elsewhere() -> None:
+    trainer = pl.Trainer(accelerator="cpu", logger=False, max_steps=7)
+    take_over_estimate(trainer, lambda: 5.0)
+    take_over_bar(trainer, lambda: 3.0)
+    assert isinstance(trainer, pl.Trainer) and isinstance(trainer.progress_bar_callback, pl.Callback)
+    assert trainer.progress_bar_callback.total_train_batches == 3.0
+
+
+# Numbers of a round are logged as ``log_dict`` logs them.
+
+
+class Numbers(pl.LightningModule):
+    """Logs a number of its own kind in each of two hooks, twice in an epoch, and a new name in the second epoch."""
+
+    def __init__(self, faster: bool) -> None:
+        super().__init__()
+        self.weight, self.faster, self.heard = nn.Parameter(torch.ones(1)), faster, []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return (self.weight * batch).sum()
+
+    def _log(self, **numbers: float) -> None:
+        if self.faster:
+            log_numbers(self, numbers)
+        else:
+            self.log_dict(numbers, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, rank_zero_only=True)
+
+    def on_train_start(self) -> None:
+        self._log()  # nothing, when nothing is known
+
+    def on_train_batch_end(self, outputs: Any, batch: Tensor, batch_idx: int) -> None:
+        step = self.global_step
+        self._log(**{"round/a": step / 3, "round/b": 1e9 + step}, **({"late": 2.0 * step} if step > 3 else {}))
+
+    def on_train_epoch_end(self) -> None:
+        self._log(whole=self.current_epoch + 0.5, other=-1.0)
+        self.heard.append(dict(self.trainer.callback_metrics))
+
+    def on_train_epoch_start(self) -> None:
+        self.heard.append({name: float(value) for name, value in self.trainer.logged_metrics.items()})
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Overheard(Numbers):
+    """A user's module with a ``log`` of its own."""
+
+    def log(self, name: str, value: Any, **options: Any) -> None:  # type: ignore[override]
+        self.heard.append((name, value))
+        super().log(name, value, **options)
+
+
+def heard(module: Numbers) -> tuple[list[Any], dict[str, Tensor]]:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(accelerator="cpu", max_epochs=3, enable_checkpointing=False, **quiet)
+    trainer.fit(module, DataLoader([torch.ones(1)] * 2, batch_size=None))
+    return module.heard, dict(trainer.callback_metrics)
+
+
+@pytest.mark.parametrize("kind", [Numbers, Overheard])
+def test_means_of_each_epoch_are_those_of_log_dict(kind: type[Numbers]) -> None:
+    (faster, ended), (expected, as_expected) = heard(kind(True)), heard(kind(False))
+    assert faster == expected
+    assert ended == as_expected
+    assert ended["round/a"] == pytest.approx((5 / 3 + 6 / 3) / 2)
+    assert ended["late"] == 11 and ended["whole"] == 2.5
+
+
+def test_a_name_is_logged_the_long_way_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[str] = []
+    log = pl.LightningModule.log
+
+    def counted(module: pl.LightningModule, name: str, *args: Any, **options: Any) -> None:
+        logged.append(name)
+        log(module, name, *args, **options)
+
+    monkeypatch.setattr(pl.LightningModule, "log", counted)
+    heard(Numbers(True))
+    assert logged and max(map(logged.count, logged)) == 1
+
+
+def test_what_is_kept_of_a_name_is_what_log_dict_keeps() -> None:
+    kept = []
+    for faster in (True, False):
+        module = Numbers(faster)
+        heard(module)
+        metas = {key: metric.meta for key, metric in module.trainer.fit_loop.epoch_loop._results.items()}
+        syncs = {key: (meta.sync.should, meta.sync.rank_zero_only, meta.sync.op) for key, meta in metas.items()}
+        kept.append({key: vars(meta) | {"_sync": syncs[key]} for key, meta in metas.items()})
+    assert kept[0] == kept[1] and len(kept[0]) == 5

@@ -3,15 +3,41 @@
 from collections.abc import Callable
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.tuner import Tuner
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import Tensor
 
-from lightning_gnn_dist import Drift, EverySteps, GrappaStrategy, LLCGStrategy, LocalSGDStrategy, TMAStrategy
-from tests.every_strategy import PATIENCE
+from lightning_gnn_dist import (
+    Drift,
+    EverySteps,
+    GlobalBatching,
+    GrappaStrategy,
+    Halo,
+    Holding,
+    Isolated,
+    Launch,
+    LLCGStrategy,
+    LocalSGDStrategy,
+    MetisPartitioner,
+    NeighborSampler,
+    Outer,
+    PartitionedDataModule,
+    RandomPartitioner,
+    Redeal,
+    SuperNodePartitioner,
+    TMAStrategy,
+    communities,
+)
+from tests.data_fitting import trainer
+from tests.every_strategy import PATIENCE, every_strategy
 from tests.ranks import run_ranks
-from tests.strategies.fitting import State, differs, state_of
-from tests.strategies.graph_fitting import Batched, data_module, fit, model
+from tests.strategies.fitting import State, differs, hear, state_of
+from tests.strategies.graph_fitting import Batched, data_module, fit, model, small_graph
 
 # A pass has ten steps.
 MADE: dict[str, Callable[[], Any]] = {
@@ -44,3 +70,162 @@ def states() -> dict[str, State]:
 @pytest.mark.parametrize("name", MADE)
 def test_it_is_plain_lightning(name: str, states: dict[str, State]) -> None:
     assert differs(states[name], states["plain"]) == 0.0
+
+
+# Statistics of batch normalisation: those of the whole graph, and those that stay as they are.
+
+
+def statistics(rank: int, world_size: int) -> list[tuple[Tensor, Tensor, float | None]]:
+    found = []
+    for buffers in ("global", "average"):
+        module = model(Batched, dropout=0.5)
+        strategy = LLCGStrategy(EverySteps(3), buffers=buffers, drift=Drift("global", anchor_steps=1), **PATIENCE)  # type: ignore[arg-type]
+        everything = GlobalBatching(batch_size=10**6, sampler=NeighborSampler([-1, -1]))
+        data = data_module(partitioner=MetisPartitioner(), global_batching=everything)
+        fit(strategy, module, data, world_size)
+        found.append((module.norm.running_mean, module.norm.running_var, module.norm.momentum))
+    return found
+
+
+def test_global_statistics_are_those_of_the_whole_graph() -> None:
+    x = small_graph().node_arrays["x"]
+    for (mean, var, momentum), (average, *_) in run_ranks(statistics, 2):
+        # Every node with an edge is in the neighbourhood of a training node, on one rank or on both.
+        assert (mean - x.mean(0)).abs().max() < 0.5 * (average - x.mean(0)).abs().max()
+        assert (var / x.var(0) - 1).abs().max() < 0.3
+        assert momentum == 0.1
+
+
+def statistics_of_one_seed(rank: int, world_size: int) -> tuple[Tensor, Tensor]:
+    module = model(Batched)
+    strategy = LLCGStrategy.as_published(EverySteps(2), buffers="global", correction=None, **PATIENCE)
+    data = data_module(global_batching=GlobalBatching(batch_size=1))
+    fit(strategy, module, data, world_size, max_epochs=1, limit_val_batches=0)
+    seen = torch.stack([batch.x.mean(0) for batch in data.correction_batches(0, sliced=False, stop=4)])
+    return module.norm.running_mean, seen.mean(0)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_rank_without_seeds_adds_nothing_to_the_statistics() -> None:
+    for mean, expected in run_ranks(statistics_of_one_seed, 2):
+        assert (mean - expected).abs().max() < 1e-5
+
+
+class FrozenNorm(pl.Callback):
+    """Keeps the statistics as they came, which is how a pretrained layer is frozen."""
+
+    def __init__(self) -> None:
+        self.stayed: list[bool] = []
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        module.norm.eval()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self.stayed.append(not module.norm.training and module.convs.training)
+
+
+def frozen_statistics(rank: int, world_size: int) -> tuple[list[bool], Tensor]:
+    module = model(Batched)
+    strategy = LLCGStrategy(EverySteps(3), buffers="global", **PATIENCE)
+    fit(strategy, module, data_module(), world_size, callbacks=[frozen := FrozenNorm()], limit_val_batches=0)
+    return frozen.stayed, module.norm.running_mean
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_frozen_layer_keeps_its_statistics() -> None:
+    for stayed, mean in run_ranks(frozen_statistics, 2):
+        assert stayed == [True] * 3
+        assert not mean.any()
+
+
+# A fit that averages alone over parts which cannot be averaged says so, once, and what to do.
+
+
+UNLIKE = {"homophily": 1.0, "mean_degree": 20.0}  # METIS gives every part classes of its own
+SPARSE = {"homophily": 0.5, "mean_degree": 2.0}
+ONE_STEP = EverySteps(1)
+AVERAGES: dict[str, Any] = {"clock": ONE_STEP, **PATIENCE}
+CASES: list[tuple[dict[str, float], dict[str, Any], Any, str]] = [
+    (UNLIKE, {"partitioner": MetisPartitioner()}, LocalSGDStrategy(**AVERAGES), "different labels"),
+    (UNLIKE, {"partitioner": MetisPartitioner(), "boundary": Halo()}, TMAStrategy(**AVERAGES), "different labels"),
+    (UNLIKE, {"partitioner": MetisPartitioner()}, LocalSGDStrategy(**AVERAGES, drift=Drift()), ""),
+    (UNLIKE, {"partitioner": MetisPartitioner()}, LLCGStrategy(**AVERAGES), ""),
+    (UNLIKE, {"partitioner": MetisPartitioner(), "holding": Holding(Redeal(8))}, LocalSGDStrategy(**AVERAGES), ""),
+    (UNLIKE, {"partitioner": SuperNodePartitioner(100)}, LocalSGDStrategy(**AVERAGES), ""),
+    (SPARSE, {"partitioner": RandomPartitioner()}, LocalSGDStrategy(**AVERAGES), "lost all their neighbours"),
+    (SPARSE, {"partitioner": RandomPartitioner(), "boundary": Halo()}, LocalSGDStrategy(**AVERAGES), ""),
+]
+
+
+def said(rank: int, world_size: int) -> list[list[str]]:
+    """What every fit says of averaging."""
+    lines, found = hear(), []
+    for shape, options, strategy, _ in CASES:
+        graph = communities(600, 4, num_features=12, train_share=0.3, seed=3, **shape)  # type: ignore[arg-type]
+        settings = {"sampler": NeighborSampler([4, 4]), "boundary": Isolated()} | options
+        data = PartitionedDataModule(graph, **settings)  # type: ignore[arg-type]
+        lines.clear()
+        fit(strategy, model(), data, world_size, max_epochs=1, limit_val_batches=0)
+        found.append([line for line in lines if "veraging alone" in line])
+    return found
+
+
+@pytest.mark.slow
+def test_a_fit_that_averages_unlike_parts_says_so() -> None:
+    of_rank_0, of_rank_1 = run_ranks(said, 2)
+    for lines, (_, options, strategy, reason) in zip(of_rank_0, CASES, strict=True):
+        assert len(lines) == bool(reason) and all(reason in line for line in lines), (options, type(strategy), lines)
+    assert "SuperNodePartitioner()" in of_rank_0[0][0]
+    assert not any(of_rank_1)
+
+
+# Lightning's searches before a fit leave no trace in it.
+
+
+STRATEGIES = every_strategy(2) | {"outer": lambda: LocalSGDStrategy(EverySteps(2), outer=Outer.diloco(), **PATIENCE)}
+
+
+def searched(rank: int, world_size: int, folder: str, strategies: Any = None) -> dict[str, tuple[State, State, int]]:
+    found = {}
+    for name, strategy in (strategies or STRATEGIES).items():
+        states, finder = [], LearningRateFinder(num_training_steps=4, update_attr=False)
+        for callbacks in ([], [finder]):
+            module = model(Batched)
+            options: dict[str, Any] = {"callbacks": callbacks, "limit_val_batches": 0, "default_root_dir": folder}
+            fit(strategy(), module, data_module(), world_size, **options)
+            states.append(state_of(module))
+        assert finder.optimal_lr is not None
+        found[name] = states[0], states[1], len(finder.optimal_lr.results["lr"])
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_fit_after_a_search_of_the_rate_is_the_fit_without(tmp_path: Any) -> None:
+    for of_rank in run_ranks(searched, 2, str(tmp_path)):
+        for plain, after, num_rates in of_rank.values():
+            assert differs(plain, after) == 0.0 and num_rates >= 4
+
+
+def search_size(rank: int, world_size: int) -> None:
+    for strategy in STRATEGIES.values():
+        with pytest.raises(MisconfigurationException, match="not supported with distributed strategies"):
+            fit(strategy(), model(), data_module(), world_size, callbacks=[BatchSizeFinder()])
+
+
+def test_lightning_refuses_to_search_the_batch_size() -> None:
+    search_size(0, 1)
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_search_in_ranks_that_are_forked_comes_back() -> None:
+    strategy = LocalSGDStrategy(launch=Launch(start_method="fork"))
+    module = model()
+    module.save_hyperparameters({"lr": 0.5})
+    module.lr = 0.5
+    found = Tuner(trainer(2, strategy, max_epochs=9)).lr_find(
+        module, data_module(), num_training=20, early_stop_threshold=None
+    )
+    assert found is not None and len(found.results["lr"]) == 20
+    assert module.lr == module.hparams.lr == found.suggestion() not in (0.5, None)  # the rate of the next fit

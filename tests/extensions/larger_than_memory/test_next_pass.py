@@ -18,7 +18,7 @@ from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, Fil
 from lightning_gnn_dist.homes.run import passes_left
 from lightning_gnn_dist.sampling.turns import Inquiry, Steps, answered, at_once, take_turn, together
 from tests.batch_contents import check_same, contents
-from tests.batches.test_batches_threads import wait_until
+from tests.batches.test_batches import wait_until
 from tests.extensions.larger_than_memory.test_file_source import saved
 from tests.loaders import Recorder, over, threads
 

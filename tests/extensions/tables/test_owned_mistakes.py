@@ -29,7 +29,7 @@ from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.tables.fitting import owned
 from tests.extensions.tables.test_table_gradients import Loader, Owned
-from tests.extensions.tables.test_without_features import Rows, data_module
+from tests.extensions.tables.test_without_features import Rows, uneven_data_module
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import fit
 
@@ -81,16 +81,16 @@ def refusals(rank: int, world_size: int) -> dict[str, str]:
     module.table = OwnedEmbedding(*module.table.weight.shape).double()  # its rows are not made
     for name, strategy in strategies.items():
         with pytest.raises(ValueError, match="table") as caught:
-            trainer(world_size, strategy).fit(module, data_module(world_size))
+            trainer(world_size, strategy).fit(module, uneven_data_module(world_size))
         said[name] = str(caught.value)
     for strategy in (GrappaStrategy(**PATIENCE), LocalSGDStrategy(**PATIENCE)):
         averaging = trainer(world_size, strategy, callbacks=[AveragedRounds()])
         with pytest.raises(ValueError, match="table") as caught:
-            averaging.fit(owned(Rows(), "table"), data_module(world_size))
+            averaging.fit(owned(Rows(), "table"), uneven_data_module(world_size))
         said[f"WeightAveraging {type(strategy).__name__}"] = str(caught.value)
     searching = trainer(world_size, LocalSGDStrategy(**PATIENCE), enable_checkpointing=False)
     with pytest.raises(ValueError, match="for the search") as caught:
-        Tuner(searching).lr_find(searched(), data_module(world_size), num_training=3)
+        Tuner(searching).lr_find(searched(), uneven_data_module(world_size), num_training=3)
     said["Tuner"] = str(caught.value)
     return said
 
@@ -106,7 +106,7 @@ def test_other_strategies_refuse_the_table_by_name() -> None:
 def wrong_ids(rank: int, world_size: int) -> dict[str, str]:
     module, said = owned(Rows(), "table"), {}
     fitted = trainer(world_size, GrappaStrategy(**PATIENCE), limit_val_batches=0)
-    fitted.fit(module, data_module(world_size))
+    fitted.fit(module, uneven_data_module(world_size))
     wrong: dict[str, Any] = {
         "Row 90 ": lambda: module.table(torch.tensor([3, 90])),
         "Row -1 ": lambda: module.table(torch.tensor([-1])),
