@@ -108,7 +108,7 @@ def test_it_is_drawn_from_the_measurements() -> None:
     drawn = io.StringIO()
     drawing_of_curves.picture(CURVES).savefig(drawn, format="svg")
     assert words_of(CURVES_DRAWN.read_text()) == words_of(drawn.getvalue()) and len(words_of(drawn.getvalue())) > 15
-    assert f"]({PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
+    assert f"]({CURVES_DRAWN.relative_to(ROOT)})" in (ROOT / "README.md").read_text()
 
 
 def test_what_the_readme_says_of_it_is_what_was_measured() -> None:
