@@ -1,17 +1,28 @@
 """Shards on disk: all of the graph, each part once, and nothing half-written."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import Graph, Partition, save_shards
+from lightning_gnn_dist import Graph, Partition, communities, save_shards
+from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
-from lightning_gnn_dist.graph.shard import Shard
+from lightning_gnn_dist.graph.shard import Bounds, Shard, TypedBounds
+from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.wire.channel import Channel
-from tests.graph.parted import in_order_of_parts, small_graph, some_partition
+from tests.graph.parted import (
+    in_order_of_parts,
+    in_order_of_shards,
+    small_graph,
+    some_partition,
+    typed_graph_of_widths,
+    uneven_partition,
+)
 
 
 @pytest.fixture
@@ -101,3 +112,162 @@ def test_a_shard_without_nodes_is_refused(tmp_path: Path) -> None:
     empty = Partition(torch.zeros(graph.num_nodes, dtype=torch.int32), 2)
     with pytest.raises(ValueError, match="Part 1 of the partition has no nodes"):
         save_shards(graph, empty, tmp_path / "shards")
+
+
+# Shards of a typed graph: what they hold, and what is refused of files that do not fit.
+
+
+@pytest.fixture
+def typed_folder(tmp_path: Path) -> Path:
+    save_shards(typed_graph_of_widths(), uneven_partition(typed_graph_of_widths(), 3), tmp_path / "shards")
+    return tmp_path / "shards"
+
+
+def bounds_of(typed_folder: Path) -> TypedBounds:
+    types = Bounds.read(typed_folder).types
+    assert types is not None
+    return types
+
+
+def test_typed_shards_together_are_the_graph(typed_folder: Path) -> None:
+    whole, bounds = (
+        in_order_of_shards(typed_graph_of_widths(), uneven_partition(typed_graph_of_widths(), 3)),
+        bounds_of(typed_folder),
+    )
+    assert whole.types is not None and bounds.offsets == whole.types.offsets
+    seen = []
+    for index in range(3):
+        shard = Shard.open(typed_folder, index)
+        ids = bounds.to_whole(index, torch.arange(shard.rows.num_nodes))
+        owners, rows = bounds.owners(ids)
+        assert owners.eq(index).all() and rows.equal(torch.arange(shard.rows.num_nodes))
+        for row, node in enumerate(ids.tolist()):
+            ours, theirs = (slice(*g.indptr[i : i + 2].tolist()) for g, i in ((shard.rows, row), (whole, node)))
+            assert shard.rows.indices[ours].equal(whole.indices[theirs])
+            assert shard.rows.types.edge_type[ours].equal(whole.types.edge_type[theirs])
+        seen.append(ids)
+    assert torch.cat(seen).sort().values.equal(torch.arange(whole.num_nodes))
+    for kind in whole.types.node_types:
+        for name, array in whole.types.node_arrays[kind].items():
+            pieces = [Shard.open(typed_folder, index).rows.types.node_arrays[kind][name] for index in range(3)]  # type: ignore[union-attr]
+            assert torch.cat(pieces).equal(array) and pieces[0].dtype == array.dtype
+    for edge_kind in whole.types.edge_types:
+        for name, array in whole.types.edge_arrays[edge_kind].items():
+            pieces = [Shard.open(typed_folder, index).rows.types.edge_arrays[edge_kind][name] for index in range(3)]  # type: ignore[union-attr]
+            assert torch.cat(pieces).equal(array)
+
+
+def test_an_order_of_time_stays(tmp_path: Path) -> None:
+    graph = Graph.from_pyg(typed_graph_of_widths().to_pyg(), time="time")
+    save_shards(graph, uneven_partition(graph, 2), tmp_path / "shards")
+    types = Shard.open(tmp_path / "shards", 0).rows.types
+    assert types is not None and types.time == "time" and types.seeds == "paper"
+
+
+def change(file: Path, **entries: Any) -> None:
+    about = json.loads(file.read_text())
+    about["types"] |= entries
+    file.unlink()
+    file.write_text(json.dumps(about))
+
+
+STARTS = [["paper", [0, 1, 11, 12]], ["author", [0, 3, 7, 7]], ["venue", [0, 0, 2, 3]]]
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ({"nodes": 3}, "the entry 'nodes' is 3"),
+        ({"nodes": STARTS[:2]}, r"shares\.json is damaged \(.*'venue', which is not there .*\)\. Copy it again\.$"),
+        (
+            {"nodes": []},
+            r"shares\.json is damaged \(A typed graph needs a node type and an edge type at least\)\. Copy",
+        ),
+        ({"nodes": [*STARTS, STARTS[0]]}, r"shares\.json is damaged \('paper' and 'paper' would have one folder"),
+        ({"nodes": [[name, starts[:-1]] for name, starts in STARTS]}, "where it begins in each shard"),
+        ({"nodes": [["paper", [0, 12, 11, 12]], *STARTS[1:]]}, "where it begins in each shard"),
+        ({"nodes": [["paper", "author", [0, 1, 11, 12]], *STARTS[1:]]}, "where it begins in each shard"),
+        ({"nodes": [["paper", [0, 0, 0, 1]], *STARTS[1:]]}, "types do not add up to all nodes"),
+        (
+            {"nodes": [["pa/per", [0, 1, 11, 12]], *STARTS[1:]]},
+            r"damaged \('pa/per' cannot be the name of a type, .*\)\. Copy",
+        ),
+        ({"seeds": "papers"}, r"shares\.json is damaged \(task must be one of .*'papers'\)\. Copy it again"),
+        ({"seeds": 3}, "the entry 'seeds' is 3"),
+    ],
+)
+def test_a_damaged_index_is_refused(typed_folder: Path, entries: dict[str, Any], message: str) -> None:
+    change(typed_folder / "shares.json", **entries)
+    with pytest.raises(ValueError, match=message):
+        Bounds.read(typed_folder)
+
+
+@pytest.mark.parametrize("has_types", [True, False])
+def test_a_flipped_bit_is_found(has_types: bool, tmp_path: Path) -> None:
+    """Arrays of one number per row when a shard is opened; features, which may be large, when somebody asks."""
+    graph = typed_graph_of_widths() if has_types else communities(100)
+    save_shards(graph, uneven_partition(graph, 3), tmp_path / "shards")
+    files = [file for file in (tmp_path / "shards" / "share-00000").rglob("*.npy") if file.stat().st_size > 128]
+    assert len(files) > 4
+    for file in files:
+        content = file.read_bytes()
+        damaged = bytearray(content)
+        damaged[-1] ^= 1
+        file.chmod(0o644)
+        file.write_bytes(damaged)
+        if NpyFile.of(file).shape[1:] == ():
+            with pytest.raises(ValueError, match=r"npy is (damaged|not the file that was saved)"):
+                Shard.open(tmp_path / "shards", 0)
+        with pytest.raises(SystemExit, match=r"npy is (damaged|not the file that was saved)"):
+            main(["inspect", "--check", str(tmp_path / "shards")])
+        file.write_bytes(content)
+
+
+def test_types_and_none_are_not_mixed(typed_folder: Path) -> None:
+    about = json.loads((typed_folder / "shares.json").read_text())
+    del about["types"]
+    (typed_folder / "shares.json").unlink()
+    (typed_folder / "shares.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=r"has types, and shares\.json knows of none"):
+        Shard.open(typed_folder, 0)
+
+
+@pytest.mark.parametrize(
+    ("senders", "message"),
+    [
+        ([0, 1, 2, 22], "its ends are of other types"),
+        *((senders, "senders") for senders in ([0, 12, 19], [1, 12, 19, 22], [0, 19, 12, 22], "no")),
+    ],
+)
+def test_senders_that_cannot_be_are_refused(typed_folder: Path, senders: Any, message: str) -> None:
+    assert Shard.open(typed_folder, 1).rows.num_edges
+    change(typed_folder / "share-00001" / "meta.json", senders=senders)
+    with pytest.raises(ValueError, match=message):
+        Shard.open(typed_folder, 1)
+
+
+def test_a_shard_is_no_whole_graph(typed_folder: Path, tmp_path: Path) -> None:
+    rows = Shard.open(typed_folder, 0).rows
+    for use in (
+        rows.to_pyg,
+        lambda: save_shards(rows, Partition(torch.zeros(rows.num_nodes).int(), 1), tmp_path / "b"),
+    ):
+        with pytest.raises(ValueError, match="it is a shard, and the whole graph is needed"):
+            use()
+
+
+def test_the_commands_divide_and_tell(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data: HeteroData = typed_graph_of_widths().to_pyg()  # type: ignore[assignment]
+    Graph.from_pyg(data).save(tmp_path / "graph")
+    main(["divide", str(tmp_path / "graph"), str(tmp_path / "shards"), "--parts", "2", "--partitioner", "random"])
+    said = capsys.readouterr().out
+    assert "2 shards of 11 to 11 nodes" in said and "PartitionedDataModule(path)" in said
+    main(["inspect", str(tmp_path / "shards")])
+    told = capsys.readouterr().out
+    assert told.splitlines()[1:] == said.splitlines()[1:-1]
+    assert told.splitlines()[1].split() == ["nodes", "all", "smallest", "shard", "largest"]
+    assert told.splitlines()[4].split()[:2] == ["venue", "3"] and told.splitlines()[-1] == "learned from: paper"
+    main(["inspect", "--check", str(tmp_path / "shards")])
+    assert capsys.readouterr().out.count("all arrays are what was saved") == 2
+    with pytest.raises(SystemExit, match="holds shards: --check reads them"):
+        main(["inspect", str(tmp_path / "shards"), "--parts", "2"])
