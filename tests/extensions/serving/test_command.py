@@ -79,20 +79,6 @@ def running(*arguments: str) -> Iterator[int]:
         assert server.wait(60) == 0
 
 
-@pytest.mark.slow
-def test_a_trained_model_is_served_until_it_is_told_to_end(files: list[str]) -> None:
-    with running("--limits.nodes=3", *files) as port:
-        status, answer = Client(port).post({"nodes": [0, 7]})
-        assert status == 200
-        assert Client(port).post({"nodes": [0, 1, 2, 3]})[0] == 400
-    model = SAGE(64, 8)
-    model.load_state_dict(torch.load(files[1].partition("=")[2], weights_only=True)["state_dict"])
-    graph = communities(500).to_pyg()
-    with torch.no_grad():
-        x = model.convs[1](model.convs[0](graph.x, graph.edge_index).relu(), graph.edge_index)
-    torch.testing.assert_close(torch.tensor(answer["rows"]), x[[0, 7]], rtol=0, atol=1e-5)
-
-
 LINKS = """\
 model: {{class_path: link_prediction.LinkPredictor, init_args: {{num_features: 64}}}}
 data: {{class_path: lightning_gnn_dist.LinkDataModule, init_args: {{split: {path}/split}}}}

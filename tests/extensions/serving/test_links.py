@@ -1,7 +1,5 @@
 """The best links that a server answers are those of all pairs scored and sorted by hand, also of new nodes."""
 
-import asyncio
-import math
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,35 +8,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data
-from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
-    Evaluation,
     Graph,
     LinkDataModule,
     LinkSplit,
-    NeighborSampler,
     Partition,
-    PartitionedDataModule,
     best_links,
     save_shards,
     through_layers,
 )
-from lightning_gnn_dist.cli.demo import SAGE
-from lightning_gnn_dist.extensions.links import ranking as known_module
-from lightning_gnn_dist.extensions.links.best_links import links_of
-from lightning_gnn_dist.extensions.links.ranking import Known, KnownBySender, held_links
-from lightning_gnn_dist.extensions.passes.row_table import Room, RowTable
-from lightning_gnn_dist.extensions.serving.answering import Answerer
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
 from lightning_gnn_dist.extensions.serving.question import Limits, RefusedError
-from lightning_gnn_dist.graph import rows
-from lightning_gnn_dist.graph.rows import Lookup
-from tests.conftest import module_of
 from tests.extensions.links.test_best_links import SAW, Films, Plain, Wrapped, film_split, known, plain_split
 from tests.extensions.serving.served import Client, serving
 from tests.memory import Peak, give_back_at_once, reads_memory
-from tests.pages import ROOT
 from tests.ranks import run_ranks
 
 NEW_X = torch.randn(3, 6, generator=torch.Generator().manual_seed(9)).double()
@@ -217,36 +201,6 @@ class Wide(pl.LightningModule):
         return (found[sender] * found[receiver]).sum(1)
 
 
-@pytest.mark.parametrize("lies_in", ["ram", "file"])
-def test_a_run_of_rows_is_what_was_written(lies_in: str) -> None:
-    ids, written = torch.tensor([2, 5, 6, 7, 8, 11]), torch.arange(12.0).double().view(6, 2)
-    table = RowTable(ids, written, Room(1 << 20 if lies_in == "ram" else 0, None))
-    table.write(ids.flip(0), written.flip(0))
-    assert table.is_file == (lies_in == "file")
-    found, again = table.take_run(ids[1:5]), table.take_run(ids[1:5])
-    assert found.equal(written[1:5]) and found.equal(table.take(ids[1:5]))
-    assert (found.data_ptr() == again.data_ptr()) == (lies_in == "ram")  # not copied
-
-
-@pytest.mark.parametrize("typed", [False, True])
-def test_what_is_left_out_by_sender_is_that_by_receiver(typed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    split: LinkSplit = film_split() if typed else plain_split()
-    names: Any = ("edges", "val", "test") if typed else ("edges", "val", "self")
-    links, graph = links_of(split, names), split.graph
-    number = None if links.ends.target_type is None else links.ends.target_type.number
-    of_all = Known(graph, lambda ids: ids, number, held_links(split, links.ends, names), True, "self" in names)
-    monkeypatch.setattr(rows, "EDGES_PER_PIECE", 5)
-    monkeypatch.setattr(known_module, "EDGES_PER_PIECE", 3)
-    by_sender = KnownBySender(of_all, graph)
-    senders = torch.arange(links.ends.senders.start, links.ends.senders.stop)[1::3]
-    scores = torch.zeros(len(senders), len(links.ends.receivers))
-    receivers = torch.arange(links.ends.receivers.start, links.ends.receivers.stop)
-    by_sender.of(senders, torch.empty(2, 0).long()).leave_out_(scores, Lookup(senders), receivers)
-    for sender, row in zip(senders.tolist(), scores, strict=True):
-        wanted = {r for s, r in known(split, *names) if s == sender - links.ends.senders.start}
-        assert set((row == -math.inf).nonzero().view(-1).tolist()) == wanted
-
-
 def measured(rank: int, world_size: int) -> dict[str, int]:
     """The memory that a question takes where all rows take 15 MB, in RAM or in a file."""
     give_back_at_once()
@@ -273,55 +227,3 @@ def measured(rank: int, world_size: int) -> dict[str, int]:
 def test_a_question_takes_scores_and_no_copy_of_all_rows() -> None:
     (found,) = run_ranks(measured, 1)
     assert found["ram"] < 8 << 20 and found["file"] < 12 << 20
-
-
-# A small version of ``benchmarks/serve.py``: nothing is lost or answered wrong under a load that misbehaves.
-
-
-NODES, FEATURES = 3000, 8
-
-
-class Linked(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList([SAGEConv(FEATURES, 16), SAGEConv(16, 16)])
-
-    def layers(self) -> Any:
-        first, last = self.convs
-        return [lambda batch: first(batch.x, batch.edge_index).relu(), lambda batch: last(batch.x, batch.edge_index)]
-
-
-def answerer_of_rows(limits: Limits) -> Answerer:
-    edges, x = torch.randint(0, NODES, (2, 60_000)), torch.randn(NODES, FEATURES)
-    arrays = {"x": x, "y": torch.zeros(NODES).long(), "train_mask": torch.ones(NODES).bool()}
-    evaluation = Evaluation(sampler=NeighborSampler([15, 10]))
-    data = PartitionedDataModule(Graph.from_edge_index(edges, NODES, arrays), evaluation=evaluation)
-    return Answerer(quiet(), SAGE(FEATURES, 4), data, limits, 1000)
-
-
-def answerer_of_links(limits: Limits) -> LinkAnswerer:
-    graph = Graph.from_edge_index(torch.randint(0, NODES, (2, 60_000)), NODES, {"x": torch.randn(NODES, FEATURES)})
-    data, how = LinkDataModule(LinkSplit(graph, {}, undirected=False)), Ranked("dot", ("edges", "self"), 64 << 20)
-    return LinkAnswerer(quiet(), Linked(), data, limits, 1000, how)
-
-
-@pytest.mark.parametrize("asked", ["rows", "links"])
-def test_nothing_is_lost_or_answered_wrong(asked: str) -> None:
-    serve: Any = module_of(ROOT / "benchmarks" / "serve.py")
-    torch.manual_seed(0)
-    limits = Limits(waiting=24)
-    answerer = answerer_of_rows(limits) if asked == "rows" else answerer_of_links(limits)
-    bodies = (serve.requests if asked == "rows" else serve.link_requests)(NODES, 40, FEATURES)
-
-    async def run(port: int) -> None:
-        known = await serve.answers_to(port, bodies)
-        found = await serve.load(port, bodies, known, 400, num_clients=12)
-        assert found.statuses == {200: 378, 400: 20} and found.left == 2 and found.wrong == 0
-        assert found.difference < 1e-5
-        assert await serve.metric(port, "waiting") == 0
-        assert await serve.metric(port, "requests_together_count") < 378 + 2 + len(bodies)  # some were together
-        statuses = await serve.burst(port, bodies[0], 100)
-        assert statuses.keys() == {200, 503} and statuses.total() == 100 and statuses[200] >= 24
-
-    with serving(answerer, limits) as (port, _):
-        asyncio.run(run(port))
