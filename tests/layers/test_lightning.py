@@ -159,20 +159,20 @@ def works_after_an_exception(made: Any) -> None:
     check(rows_of_test(module, data), whole_rows(module, DATA))
 
 
-def predicts_the_rows_of_the_whole_graph(made: Any, folder: Path) -> None:
-    class Predicts(type(made())):  # type: ignore[misc]
+def test_predictions_are_those_of_the_whole_graph(tmp_path: Path) -> None:
+    class Predicts(Sage):
         def predict_step(self, batch: Any) -> Tensor:
             self.kinds.add(type(batch).__name__)
             return self(batch)
 
-    module = made()
-    module.__class__ = Predicts
+    torch.manual_seed(7)
+    module = Predicts(2).double()
     expected = whole_rows(module, DATA)
-    writer = PredictionWriter(folder / "rows.npy")
+    writer = PredictionWriter(tmp_path / "rows.npy")
     found = trainer(1).predict(module, in_batches())
     assert torch.allclose(torch.cat(found), expected, rtol=0, atol=1e-12)
     trainer(1, callbacks=[writer]).predict(module, in_batches(), return_predictions=False)
-    assert np.allclose(np.load(folder / "rows.npy"), expected.numpy(), rtol=0, atol=1e-6)
+    assert np.allclose(np.load(tmp_path / "rows.npy"), expected.numpy(), rtol=0, atol=1e-6)
     assert module.kinds == {"SeedBatch"}
 
 
@@ -200,12 +200,11 @@ def test_nodes_without_features():
         check(rows, module.convs[1](h, DATA.edge_index))
 
 
-def computes_in_mixed_precision(made: Any) -> None:
+def test_mixed_precision() -> None:
     data = DATA.clone()
     data.x = data.x.float()
     torch.manual_seed(0)
-    module = made()
-    whole = in_batches(graph_of(data))
+    module, whole = Sage(2), in_batches(graph_of(data))
     rows = rows_of_test(module, whole, precision="bf16-mixed")
     assert module.kinds == {"SeedBatch"}
     assert {row.dtype for row in rows.values()} == {torch.bfloat16}
@@ -215,14 +214,6 @@ def computes_in_mixed_precision(made: Any) -> None:
 
 def test_after_an_exception_everything_works_again() -> None:
     works_after_an_exception(sage)
-
-
-def test_predictions_are_those_of_the_whole_graph(tmp_path: Path) -> None:
-    predicts_the_rows_of_the_whole_graph(sage, tmp_path)
-
-
-def test_mixed_precision() -> None:
-    computes_in_mixed_precision(lambda: Sage(2))
 
 
 class OwnBar(ProgressBar):

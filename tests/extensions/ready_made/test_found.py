@@ -22,12 +22,9 @@ from tests.layers.test_lightning import (
     TESTED,
     TIMES,
     VALIDATED,
-    Average,
     check,
-    computes_in_mixed_precision,
     data_module,
     in_batches,
-    predicts_the_rows_of_the_whole_graph,
     rows_of_test,
     watched,
     works_after_an_exception,
@@ -177,20 +174,8 @@ def test_every_validation_of_a_fit_sees_the_weights_of_its_time(options: dict[st
     assert watched(Gnn, **options) == times
 
 
-def test_averaged_weights_are_evaluated() -> None:
-    assert watched(Gnn, num_sanity_val_steps=1, callbacks=[Average()]) == 3 * 11 + 1
-
-
 def test_after_an_exception_everything_works_again() -> None:
     works_after_an_exception(Gnn)
-
-
-def test_predictions_are_those_of_the_whole_graph(tmp_path: Any) -> None:
-    predicts_the_rows_of_the_whole_graph(Gnn, tmp_path)
-
-
-def test_mixed_precision() -> None:
-    computes_in_mixed_precision(lambda: Ready(GraphSAGE, 2))
 
 
 def test_a_module_in_training_is_evaluated_on_full_neighbourhoods():
