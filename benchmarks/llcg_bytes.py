@@ -30,7 +30,7 @@ from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
 from lightning_gnn_dist import Correction, EverySteps, Launch, LLCGStrategy, Rounded
-from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
+from lightning_gnn_dist.rounds.means import AveragedMoments
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 
 GRAPHS = [name for name in GENERATED if name != "few edges inside"]

@@ -18,7 +18,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from lightning_gnn_dist.joint import RowsOfRanks
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in, needs_whole_graph
 from lightning_gnn_dist.names import EXTENSIONS, extension
-from lightning_gnn_dist.wire.octets import octets
+from lightning_gnn_dist.wire.collectives import octets
 
 _OF_ALL_ROWS = (norm.GraphNorm, norm.PairNorm, norm.MeanSubtractionNorm, norm.GraphSizeNorm)
 

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torchmetrics import Metric
 
-from lightning_gnn_dist.rounds.means.reducer import are_finite, leave_out_, refuse_gradients
 from lightning_gnn_dist.rounds.meeting_hook import Fit
+from lightning_gnn_dist.rounds.reducer import are_finite, leave_out_, refuse_gradients
 from lightning_gnn_dist.rounds.sparse_gradients import check_sparse, no_rows
 from lightning_gnn_dist.wire import collectives
 

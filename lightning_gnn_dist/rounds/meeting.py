@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.joint import HasFigures
 from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, log_numbers, set_global_step
-from lightning_gnn_dist.rounds.means.averaging import Parameters, forget_moments
-from lightning_gnn_dist.rounds.means.reducer import are_finite, leave_out_, length_of, refuse_weights
+from lightning_gnn_dist.rounds.means import Parameters, forget_moments
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, RoundState
+from lightning_gnn_dist.rounds.reducer import are_finite, leave_out_, length_of, refuse_weights
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.octets import checksum
+from lightning_gnn_dist.wire.collectives import checksum
 
 # What rounds call; no hook is called for what it does not do.
 _IN_ROUNDS = ("begin_round", "set_out", "before_step", "after_step", "sizes", "trained", "contribute", "apply", "equal")

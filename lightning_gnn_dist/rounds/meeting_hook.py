@@ -30,7 +30,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import KeepsRows
-from lightning_gnn_dist.rounds.means.reducer import Groups, Reducer
+from lightning_gnn_dist.rounds.reducer import Groups, Reducer
 
 
 @dataclass

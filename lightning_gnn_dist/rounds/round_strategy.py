@@ -17,22 +17,23 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.checks import check_choice
 from lightning_gnn_dist.joint import JudgesParts, KeepsRows
 from lightning_gnn_dist.rounds import checkpoints, refusals
-from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, RoundClock
+from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, Pace, RoundClock, RoundLoader
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, take_over_bar, take_over_estimate
-from lightning_gnn_dist.rounds.means.averaging import (
+from lightning_gnn_dist.rounds.means import (
     AveragedMoments,
     Moments,
+    Outer,
+    OuterStep,
     Parameters,
     check_moments,
+    check_outer,
 )
-from lightning_gnn_dist.rounds.means.outer import Outer, OuterStep, check_outer
-from lightning_gnn_dist.rounds.means.reducer import Nonfinite, Reducer, SendsMeans
 from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers, Votes
 from lightning_gnn_dist.rounds.meeting_hook import Fit, KeptRows, MeetingHook, RoundState
-from lightning_gnn_dist.rounds.pace import Pace, RoundLoader
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
+from lightning_gnn_dist.rounds.reducer import Nonfinite, Reducer, SendsMeans
 from lightning_gnn_dist.wire import collectives
 
 Weights = Literal["uniform", "nodes"]

@@ -36,10 +36,10 @@ from lightning_gnn_dist.joint import HasParts
 from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.launching.launch import Launch
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, hear_skips
-from lightning_gnn_dist.rounds.means.reducer import SendsMeans, are_finite, is_scaled, refuse_gradients
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.own_states import hide_from_ddp
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
+from lightning_gnn_dist.rounds.reducer import SendsMeans, are_finite, is_scaled, refuse_gradients
 from lightning_gnn_dist.strategies.leaving import Leaving
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counting_unfrozen
 from lightning_gnn_dist.wire import collectives

@@ -16,13 +16,11 @@ from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.rounds.clock import RoundClock
 from lightning_gnn_dist.rounds.drift import Drift, Towards
 from lightning_gnn_dist.rounds.launching.launch import Launch
-from lightning_gnn_dist.rounds.means.averaging import Moments
-from lightning_gnn_dist.rounds.means.outer import Outer
-from lightning_gnn_dist.rounds.means.reducer import Nonfinite, SendsMeans
+from lightning_gnn_dist.rounds.means import Moments, Outer
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
+from lightning_gnn_dist.rounds.reducer import Nonfinite, SendsMeans
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy, Weights
-from lightning_gnn_dist.strategies.correction import Correction
-from lightning_gnn_dist.strategies.correction_steps import WAYS, GlobalStatistics
+from lightning_gnn_dist.strategies.correction import WAYS, Correction, GlobalStatistics
 
 GlobalBuffers = Literal["average", "local", "global"]
 

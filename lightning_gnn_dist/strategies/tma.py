@@ -19,11 +19,10 @@ from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift
 from lightning_gnn_dist.rounds.launching.launch import Launch
-from lightning_gnn_dist.rounds.means.averaging import Moments
-from lightning_gnn_dist.rounds.means.outer import Outer
-from lightning_gnn_dist.rounds.means.reducer import Nonfinite, SendsMeans
+from lightning_gnn_dist.rounds.means import Moments, Outer
 from lightning_gnn_dist.rounds.meeting import GathersPeers
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
+from lightning_gnn_dist.rounds.reducer import Nonfinite, SendsMeans
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 
 Weights = Literal["uniform", "nodes", "steps"]

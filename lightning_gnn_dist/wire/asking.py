@@ -28,8 +28,7 @@ from torch import Tensor
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.addresses import HERE, family_of, keeps_on_host, of_interface, towards
 from lightning_gnn_dist.wire.channel import Channel, LostRankError, patience
-from lightning_gnn_dist.wire.collectives import counted
-from lightning_gnn_dist.wire.octets import octets
+from lightning_gnn_dist.wire.collectives import counted, octets
 
 Message: TypeAlias = list[Tensor]
 Answer = Callable[[int, Message], Message]

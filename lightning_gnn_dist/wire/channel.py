@@ -44,10 +44,10 @@ from lightning_gnn_dist.wire.collectives import (
     broadcast_,
     counted,
     gather_numbers,
+    octets,
     rank,
     world_size,
 )
-from lightning_gnn_dist.wire.octets import octets
 
 Result = TypeVar("Result")
 CPU = torch.device("cpu")

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.octets import checksum
+from lightning_gnn_dist.wire.collectives import checksum
 
 _MOST_NAMES = 3  # that an error lists
 _WAY_OUT = (

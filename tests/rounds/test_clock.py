@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from lightning_gnn_dist import EveryPass, EverySeconds, EverySteps
-from lightning_gnn_dist.rounds.clock import RoundProgress, schedule
-from lightning_gnn_dist.rounds.pace import RoundTimer
+from lightning_gnn_dist.rounds.clock import RoundProgress, RoundTimer, schedule
 
 
 def length(clock: Any, round_idx: int, steps_per_pass: int = 7) -> int:

@@ -9,8 +9,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import EverySteps, LocalSGDStrategy
-from lightning_gnn_dist.rounds.means.reducer import Groups
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
+from lightning_gnn_dist.rounds.reducer import Groups
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks

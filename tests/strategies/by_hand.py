@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist import Correction
-from lightning_gnn_dist.strategies.correction_optimizer import CorrectionOptimizer
+from lightning_gnn_dist.strategies.correction import CorrectionOptimizer
 
 Make = Callable[[Any], Optimizer]
 

@@ -20,7 +20,7 @@ from lightning_gnn_dist import (
     NeighborSampler,
 )
 from lightning_gnn_dist.strategies import llcg
-from lightning_gnn_dist.strategies.correction_steps import CorrectionSteps, StepsOnRank0
+from lightning_gnn_dist.strategies.correction import CorrectionSteps, StepsOnRank0
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks

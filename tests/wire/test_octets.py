@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist.wire import octets
-from lightning_gnn_dist.wire.octets import checksum
+from lightning_gnn_dist.wire.collectives import checksum
 
 
 @pytest.mark.parametrize("where", ["here", "there"], ids=["cpu", "as on a device"])

@@ -21,11 +21,11 @@ from lightning_gnn_dist.extensions.elastic.settings import Patience, check_avail
 from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, set_global_step
-from lightning_gnn_dist.rounds.means.outer import OuterStep
-from lightning_gnn_dist.rounds.means.reducer import Groups, check_alone
+from lightning_gnn_dist.rounds.means import OuterStep
 from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
 from lightning_gnn_dist.rounds.meeting_hook import ReplicaState, hook_of
 from lightning_gnn_dist.rounds.premises import Premises, check_same_premises, premises_of
+from lightning_gnn_dist.rounds.reducer import Groups, check_alone
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.wire.addresses import HERE
 from lightning_gnn_dist.wire.channel import Channel

@@ -18,10 +18,9 @@ from torch import Tensor
 from lightning_gnn_dist.extensions.rounded.codec import Bits, Codec
 from lightning_gnn_dist.extensions.rounded.overlap import Overlap
 from lightning_gnn_dist.extensions.rounded.rounded_mean import RoundedMean, means_together
-from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
-from lightning_gnn_dist.rounds.means.outer import OuterStep
-from lightning_gnn_dist.rounds.means.reducer import Groups, Reducer, is_rounded, real
+from lightning_gnn_dist.rounds.means import AveragedMoments, OuterStep
 from lightning_gnn_dist.rounds.meeting_hook import MeetingHook
+from lightning_gnn_dist.rounds.reducer import Groups, Reducer, is_rounded, real
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 from lightning_gnn_dist.wire.collectives import scatter_back

@@ -22,10 +22,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.rounds.means.averaging import AveragedMoments
-from lightning_gnn_dist.rounds.means.outer import OuterStep
-from lightning_gnn_dist.rounds.means.reducer import Groups, leave_out_
+from lightning_gnn_dist.rounds.means import AveragedMoments, OuterStep
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
+from lightning_gnn_dist.rounds.reducer import Groups, leave_out_
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Background
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_gnn_dist.extensions.rounded.codec import Bits
 from lightning_gnn_dist.extensions.rounded.gradients import RoundedGradients, leave_gradients
 from lightning_gnn_dist.extensions.rounded.means import Means
-from lightning_gnn_dist.rounds.means.reducer import Reducer
+from lightning_gnn_dist.rounds.reducer import Reducer
 from lightning_gnn_dist.rules import check_fields
 from lightning_gnn_dist.wire.hosts import GradientSums
 

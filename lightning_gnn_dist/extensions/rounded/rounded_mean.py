@@ -16,8 +16,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.extensions.rounded.codec import Codec
 from lightning_gnn_dist.wire.channel import CPU, Channel
-from lightning_gnn_dist.wire.collectives import check_total, counted, gather_numbers
-from lightning_gnn_dist.wire.octets import octets
+from lightning_gnn_dist.wire.collectives import check_total, counted, gather_numbers, octets
 
 ROW = 256  # numbers that share one range
 _ROWS_AT_ONCE = 1 << 12  # bounds what is held beside the numbers

@@ -20,10 +20,10 @@ from lightning_gnn_dist.extensions.tables.lazy_adam import LazyAdam
 from lightning_gnn_dist.extensions.tables.replica_rows import ReplicaRows, check_lasting
 from lightning_gnn_dist.extensions.tables.row_owners import RowOwners
 from lightning_gnn_dist.extensions.tables.table import Table, coalesced, holds
-from lightning_gnn_dist.rounds.means.averaging import optimizer_tensors
-from lightning_gnn_dist.rounds.means.reducer import Groups
+from lightning_gnn_dist.rounds.means import optimizer_tensors
 from lightning_gnn_dist.rounds.meeting import MeetingCallback
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
+from lightning_gnn_dist.rounds.reducer import Groups
 from lightning_gnn_dist.wire import collectives
 
 

@@ -23,7 +23,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.extensions.rounded import means
 from lightning_gnn_dist.extensions.rounded.overlap import Overlap
-from lightning_gnn_dist.rounds.means.reducer import Groups
+from lightning_gnn_dist.rounds.reducer import Groups
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks

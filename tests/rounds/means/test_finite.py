@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_gnn_dist import EverySteps, LLCGStrategy, LocalSGDStrategy
-from lightning_gnn_dist.rounds.means.reducer import are_finite
+from lightning_gnn_dist.rounds.reducer import are_finite
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, batches, differs, fit, state_of

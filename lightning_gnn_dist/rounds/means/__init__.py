@@ -1,1 +1,0 @@
-"""What ranks average when they meet, and what they make of the mean."""
