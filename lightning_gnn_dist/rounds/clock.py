@@ -273,14 +273,17 @@ class Pace:
         """Forget the fit before."""
         self.timer = RoundTimer()
 
-    def is_over(self, round_idx: int, batches: int) -> bool:
+    def is_over(self, batches: int) -> bool:
         """Return whether the round ends with batch number ``batches`` of it, counted from 1."""
         assert self.loader is not None
         per_step: int = self._strategy.lightning_module.trainer.accumulate_grad_batches
         if batches % per_step:
             return False
-        per_pass, seconds = -(-len(self.loader.loader) // per_step), self.timer.expected(batches)
-        return self._clock.is_over(RoundProgress(round_idx, batches // per_step, per_pass, seconds))
+        per_pass, seconds = -(-len(self.loader.loader) // per_step), 0.0
+        if not isinstance(self._clock, KnownSteps):  # which counts steps alone
+            seconds = self.timer.expected(batches)
+        progress = RoundProgress(self._strategy.state.round_idx, batches // per_step, per_pass, seconds)
+        return self._clock.is_over(progress)
 
     def steps_per_pass(self) -> int:
         """Return the steps that visit every training node of the largest part once."""

@@ -20,8 +20,6 @@ from lightning_gnn_dist.rounds.reducer import are_finite, leave_out_, refuse_gra
 from lightning_gnn_dist.rounds.sparse_gradients import check_sparse, no_rows
 from lightning_gnn_dist.wire import collectives
 
-Step = Callable[[Any], Tensor | None]
-
 
 def mean_gradient(
     fit: Fit, batches: Iterable[Any], parameters: list[Tensor] | None = None
@@ -30,7 +28,7 @@ def mean_gradient(
 
     .. math::
         \frac{\sum_b n_b \nabla \mathcal{L}_b}{\sum_b n_b},
-        \qquad n_b = \texttt{num\_targets(b)},\; \mathcal{L}_b \text{ the mean over the targets of } b
+        \qquad n_b = \texttt{b.num\_targets},\; \mathcal{L}_b \text{ the mean over the targets of } b
 
     The gradient has one tensor for each of ``parameters``, by default those that are trained; that of a weight
     with rows is sparse. Nothing is exchanged. A batch without targets, or whose step returns None, counts for nothing;
@@ -38,13 +36,14 @@ def mean_gradient(
     """
     module = fit.lightning_module
     parameters = fit.trained_parameters() if parameters is None else parameters
-    step, scale = step_of(module), loss_scale(fit)
+    scale = loss_scale(fit)
     total, targets = [no_rows(each) if id(each) in fit.rows else torch.zeros_like(each) for each in parameters], 0
     for batch in batches:
-        if not (count := num_targets(batch)):
+        count = getattr(batch, "num_targets", None)  # how many targets its loss is a mean over
+        if not (count := int(batch.batch_size if count is None else count)):
             continue
         with torch.enable_grad(), fit.precision_plugin.train_step_context():
-            loss = _of_any_size(step, fit.batch_to_device(batch), module)
+            loss = _of_any_size(module, fit.batch_to_device(batch))
         if loss is None:
             continue
         fit.round.gradients_beyond += 1
@@ -57,12 +56,6 @@ def mean_gradient(
         targets += count
     means = [whole.div_(max(targets, 1)) for whole in total]
     return [each.coalesce() if each.is_sparse else each for each in means], float(targets)
-
-
-def num_targets(batch: Any) -> int:
-    """Return how many targets the loss of a batch is a mean over: ``num_targets``, or else ``batch_size``."""
-    count = getattr(batch, "num_targets", None)
-    return int(batch.batch_size if count is None else count)
 
 
 def average_gradient_(fit: Fit, gradient: list[Tensor], weight: float, what: str = "correction") -> None:
@@ -104,23 +97,17 @@ def name_of_step(module: LightningModule) -> str:
     return "correction_step" if callable(getattr(module, "correction_step", None)) else "training_step"
 
 
-def step_of(module: LightningModule) -> Step:
-    """Return a function from a batch to its loss, by the module's ``correction_step`` or ``training_step``."""
+def loss_of(module: LightningModule, batch: Any) -> Tensor | None:
+    """Return the loss of a batch by the module's ``correction_step`` or ``training_step``; None if it is skipped."""
     name = name_of_step(module)
-    step, index = getattr(module, name), tuple[int, ...]()
-    if name == "training_step" and _takes_batch_idx(vars(module).get(name) or type(module).training_step):
-        index = (0,)
-
-    def loss_of(batch: Any) -> Tensor | None:
-        loss = step(batch, *index)
-        loss = loss.get("loss", loss) if isinstance(loss, dict) else loss
-        if loss is None:  # Lightning's way to skip a batch
-            return None
-        if not isinstance(loss, Tensor) or loss.numel() != 1 or (torch.is_grad_enabled() and not loss.requires_grad):
-            _refuse_loss(loss, name)
-        return loss
-
-    return loss_of
+    takes_index = name == "training_step" and _takes_batch_idx(vars(module).get(name) or type(module).training_step)
+    loss = getattr(module, name)(batch, *[0] * takes_index)
+    loss = loss.get("loss", loss) if isinstance(loss, dict) else loss
+    if loss is None:  # Lightning's way to skip a batch
+        return None
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or (torch.is_grad_enabled() and not loss.requires_grad):
+        _refuse_loss(loss, name)
+    return loss
 
 
 @lru_cache(maxsize=8)
@@ -220,14 +207,14 @@ def _gradients(fit: Fit, loss: Tensor, parameters: list[Tensor]) -> Sequence[Ten
     return found
 
 
-def _of_any_size(step: Step, batch: Any, module: nn.Module) -> Tensor | None:
+def _of_any_size(module: LightningModule, batch: Any) -> Tensor | None:
     """Return the loss of a batch that may be too small for a norm: a slice can be a single seed.
 
     One row has no variance. Such a batch is normalised by the running statistics, as PyG's norm does with
     ``allow_single_element``.
     """
     try:
-        return step(copy.copy(batch))  # the step may have put something into it when it fails
+        return loss_of(module, copy.copy(batch))  # the step may have put something into it when it fails
     except ValueError as error:
         if "more than 1 value per channel" not in str(error) and "more than 1 spatial element" not in str(error):
             raise
@@ -235,7 +222,7 @@ def _of_any_size(step: Step, batch: Any, module: nn.Module) -> Tensor | None:
     for norm in norms:
         norm.training = not norm.track_running_stats
     try:
-        return step(batch)
+        return loss_of(module, batch)
     finally:
         for norm in norms:
             norm.training = True

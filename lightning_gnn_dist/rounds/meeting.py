@@ -50,7 +50,7 @@ class Meeting:
 
     def __init__(self, fit: Fit, hooks: Sequence[MeetingHook]) -> None:
         self.fit, self.hooks = fit, hooks
-        self._has_taken_first = False
+        self.has_taken_first = False  # where processors differ, and said so
         (self.parameters,) = (hook for hook in hooks if isinstance(hook, Parameters))
         self._having = {name: [hook for hook in hooks if _has(hook, name)] for name in _IN_ROUNDS}
         for hook in hooks:
@@ -64,34 +64,6 @@ class Meeting:
     def ask(self, name: str) -> list[Any]:
         """Return what this method of the hooks returns, one behind the other."""
         return [each for hook in self._having[name] for each in getattr(hook, name)()]
-
-    def meet(self, batches: int, end_round: Callable[[], None], *, is_told_to_end: bool) -> list[Votes]:
-        """Compare, exchange, count the round, and return what each rank said. Collective.
-
-        Args:
-            batches: This rank's number in the round.
-            end_round: What ranks exchange, after which they are equal.
-            is_told_to_end: Whether this rank has received SIGTERM.
-        """
-        state, counts = self.fit.round, self._compare(batches)
-        state.left_out = [rank for rank, count in enumerate(counts) if count < 0]
-        state.is_left_out = bool(state.left_out) and collectives.rank() in state.left_out
-        if state.left_out and (self.fit.nonfinite == "refuse" or len(state.left_out) == len(counts)):
-            refuse_weights(state.left_out, state.round_idx)
-        state.batches_of_ranks = [abs(count) for count in counts]
-        end_round()
-        votes = self._vote(batches, is_told_to_end)
-        if len({vote.checksum for vote in votes}) > 1:
-            if self.fit.processors_differ:
-                if not self._has_taken_first:
-                    rank_zero_info(checkpoints.TAKES_FIRST)
-                self._has_taken_first = True
-                checkpoints.take_first_(self.ask("equal"))
-                votes = self._vote(batches, is_told_to_end)
-            refusals.check_replicas([vote.checksum for vote in votes], state.round_idx)
-        state.round_idx += 1
-        state.gradients_beyond = 0
-        return votes
 
     def exchange(self) -> None:
         """Make one mean of what all hooks contribute, from which each goes on. Collective."""
@@ -126,36 +98,6 @@ class Meeting:
         """End the fit. Not collective."""
         for hook in self.hooks:
             hook.end()
-
-    def _compare(self, batches: int) -> list[int]:
-        """Return each rank's batches, negative if its replica is not finite; refuse ranks that send other sizes."""
-        fit, several = self.fit, collectives.world_size() > 1
-        sizes = self.ask("sizes")
-        if any(hook.averages_gradients for hook in self.hooks):
-            sizes += [length_of(fit.dense_parameters()), length_of(fit.trained_parameters())]
-        sums = self.parameters.checksums() if several else []
-        is_finite = are_finite(self.ask("trained"))
-        count, summary = batches if is_finite else -batches, zlib.crc32(repr([*sizes, *sums]).encode())
-        parameters = len(list(fit.lightning_module.parameters()))
-        rows = collectives.gather_numbers([count, sum(sizes), parameters, summary], fit.device)
-        for of_ranks in ([row[1] for row in rows], [row[2] for row in rows]):
-            if len(set(of_ranks)) > 1:
-                refusals.check_sizes(of_ranks)
-        all_equal = len({row[-1] for row in rows}) == 1
-        fit.reducer.begin_meeting(fit.round.round_idx, sizes if all_equal else [])
-        self.parameters.unequal.clear()
-        if not all_equal:
-            self.parameters.compare(collectives.gather_numbers(sums, fit.device))
-        return [row[0] for row in rows]
-
-    def _vote(self, batches: int, is_told_to_end: bool) -> list[Votes]:
-        """Return what each rank says at the end of a round. Collective."""
-        equal = checksum(self.ask("equal")) if collectives.world_size() > 1 else 0
-        steps = self.fit.lightning_module.trainer.global_step
-        state = self.fit.round
-        mine = Votes(batches, batches + state.gradients_beyond, state.stop_requested, is_told_to_end, equal, steps)
-        votes = map(Votes._make, collectives.gather_numbers(mine, self.fit.device))
-        return [vote._replace(stop=bool(vote.stop), sigterm=bool(vote.sigterm)) for vote in votes]
 
 
 def _has(hook: MeetingHook, name: str) -> bool:
@@ -209,11 +151,68 @@ class Peers:
     def meet(
         self, meeting: Meeting, batches: int, end_round: Callable[[], None], *, is_told_to_end: bool
     ) -> list[Votes]:
-        """Hold a meeting; see :meth:`Meeting.meet`."""
-        return meeting.meet(batches, end_round, is_told_to_end=is_told_to_end)
+        """Compare, exchange, count the round, and return what each rank said. Collective.
+
+        Args:
+            meeting: The hooks that meet.
+            batches: This rank's number in the round.
+            end_round: What ranks exchange, after which they are equal.
+            is_told_to_end: Whether this rank has received SIGTERM.
+        """
+        fit, state, counts = meeting.fit, meeting.fit.round, _compare(meeting, batches)
+        state.left_out = [rank for rank, count in enumerate(counts) if count < 0]
+        state.is_left_out = bool(state.left_out) and collectives.rank() in state.left_out
+        if state.left_out and (fit.nonfinite == "refuse" or len(state.left_out) == len(counts)):
+            refuse_weights(state.left_out, state.round_idx)
+        state.batches_of_ranks = [abs(count) for count in counts]
+        end_round()
+        votes = _vote(meeting, batches, is_told_to_end)
+        if len({vote.checksum for vote in votes}) > 1:
+            if fit.processors_differ:
+                if not meeting.has_taken_first:
+                    rank_zero_info(checkpoints.TAKES_FIRST)
+                meeting.has_taken_first = True
+                checkpoints.take_first_(meeting.ask("equal"))
+                votes = _vote(meeting, batches, is_told_to_end)
+            refusals.check_replicas([vote.checksum for vote in votes], state.round_idx)
+        state.round_idx += 1
+        state.gradients_beyond = 0
+        return votes
 
     def leave(self) -> None:
         """Called when the fit is over."""
+
+
+def _compare(meeting: Meeting, batches: int) -> list[int]:
+    """Return each rank's batches, negative if its replica is not finite; refuse ranks that send other sizes."""
+    fit, several = meeting.fit, collectives.world_size() > 1
+    sizes = meeting.ask("sizes")
+    if any(hook.averages_gradients for hook in meeting.hooks):
+        sizes += [length_of(fit.dense_parameters()), length_of(fit.trained_parameters())]
+    sums = meeting.parameters.checksums() if several else []
+    is_finite = are_finite(meeting.ask("trained"))
+    count, summary = batches if is_finite else -batches, zlib.crc32(repr([*sizes, *sums]).encode())
+    parameters = len(list(fit.lightning_module.parameters()))
+    rows = collectives.gather_numbers([count, sum(sizes), parameters, summary], fit.device)
+    for of_ranks in ([row[1] for row in rows], [row[2] for row in rows]):
+        if len(set(of_ranks)) > 1:
+            refusals.check_sizes(of_ranks)
+    all_equal = len({row[-1] for row in rows}) == 1
+    fit.reducer.begin_meeting(fit.round.round_idx, sizes if all_equal else [])
+    meeting.parameters.unequal.clear()
+    if not all_equal:
+        meeting.parameters.compare(collectives.gather_numbers(sums, fit.device))
+    return [row[0] for row in rows]
+
+
+def _vote(meeting: Meeting, batches: int, is_told_to_end: bool) -> list[Votes]:
+    """Return what each rank says at the end of a round. Collective."""
+    equal = checksum(meeting.ask("equal")) if collectives.world_size() > 1 else 0
+    steps = meeting.fit.lightning_module.trainer.global_step
+    state = meeting.fit.round
+    mine = Votes(batches, batches + state.gradients_beyond, state.stop_requested, is_told_to_end, equal, steps)
+    votes = map(Votes._make, collectives.gather_numbers(mine, meeting.fit.device))
+    return [vote._replace(stop=bool(vote.stop), sigterm=bool(vote.sigterm)) for vote in votes]
 
 
 @runtime_checkable
@@ -255,7 +254,8 @@ class MeetingCallback(Callback):
         state.stop_requested |= trainer.should_stop
         votes = self.strategy.meet(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
         # ModelCheckpoint names files by it and decides by it whether to save; ranks may have taken unequal steps.
-        set_global_step(trainer, max(vote.global_step for vote in votes))
+        if (steps := max(vote.global_step for vote in votes)) != trainer.global_step:
+            set_global_step(trainer, steps)
         if any(vote.stop for vote in votes):
             trainer.should_stop = True
         if any(vote.sigterm for vote in votes):

@@ -67,6 +67,7 @@ class Fit:
         nonfinite: What to do with a rank whose weights or gradients are not finite.
         processors_differ: Whether ranks compute on processors of different kinds, so that last digits may differ.
         states: What ranks do not have alike.
+        device: Where the module is.
     """
 
     lightning_module: LightningModule
@@ -80,6 +81,7 @@ class Fit:
     nonfinite: str
     processors_differ: bool
     states: Sequence[ReplicaState]
+    device: torch.device
 
     @cached_property
     def excluded(self) -> frozenset[int]:
@@ -90,11 +92,6 @@ class Fit:
     def rows(self) -> dict[int, str]:
         """The names of weights whose gradients have some rows alone, trained or not, by ``id()``."""
         return dict(chain.from_iterable(state.rows().items() for state in self.states))
-
-    @property
-    def device(self) -> torch.device:
-        """Where the module is."""
-        return self.lightning_module.device
 
     def trained_parameters(self) -> list[Tensor]:
         """Return the parameters that ranks train together, in the same order on every rank."""

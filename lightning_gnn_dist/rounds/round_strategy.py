@@ -184,10 +184,6 @@ class RoundStrategy(PartitionedStrategy):
 
     # What Lightning calls.
 
-    @property
-    def is_global_zero(self) -> bool:
-        return self.peers.is_first(self.global_rank)
-
     def connect(self, model: LightningModule) -> None:
         super().connect(model)
         take_over_estimate(model.trainer, self.estimated_steps)
@@ -304,6 +300,7 @@ class RoundStrategy(PartitionedStrategy):
             nonfinite=self.nonfinite,
             processors_differ=self.processors_differ,
             states=self.states,
+            device=self.root_device,
         )
 
     def _training_loader(self, loader: Any) -> RoundLoader:
@@ -317,7 +314,7 @@ class RoundStrategy(PartitionedStrategy):
                 f"{type(loader).__name__} has none. Use PartitionedDataModule, or a map-style dataset."
             )
         refusals.check_ranks_of_loader(loader, self.world_size)
-        return RoundLoader(loader, self.state, self._round_is_over)
+        return RoundLoader(loader, self.state, self._end_of_rounds())
 
     def _of_run(self) -> dict[str, Any]:
         return {"round_idx": self.state.round_idx}
@@ -341,8 +338,9 @@ class RoundStrategy(PartitionedStrategy):
     def _must_leave_at_once(self) -> bool:
         return self._has_failed or super()._must_leave_at_once()
 
-    def _round_is_over(self, batches: int) -> bool:
-        return self.pace.is_over(self.state.round_idx, batches)
+    def _end_of_rounds(self) -> Callable[[int], bool]:
+        """Return what says whether a round ends after so many batches of it."""
+        return self.pace.is_over
 
     def _check_alone(self, what: str) -> None:
         if self.state.in_round and self._module().trainer.training and not isinstance(self.clock, KnownSteps):

@@ -40,9 +40,9 @@ from lightning_gnn_dist.gone import of_value
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.correction_gradients import (
     average_gradient_,
+    loss_of,
     mean_gradient,
     require_seeds,
-    step_of,
     unrecorded,
     without_noise,
 )
@@ -489,12 +489,12 @@ class GlobalStatistics(MeetingHook):
             for norm in norms:
                 norm.reset_running_stats()
                 norm.momentum = None  # a plain mean over batches
-            step, seeds = step_of(module), 0
+            seeds = 0
             for batch in self._data.correction_batches(fit.round.round_idx, stop=self._num_batches):
                 if batch.batch_size:
                     seeds += batch.batch_size
                     with fit.precision_plugin.train_step_context():
-                        step(fit.batch_to_device(batch))
+                        loss_of(module, fit.batch_to_device(batch))
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         collectives.average_((buffer for norm in norms for buffer in norm.buffers()), float(seeds))

@@ -9,7 +9,7 @@ Every rank trains on its own part by its own clock, :math:`k_p` steps in round :
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Trainer
@@ -90,6 +90,10 @@ class TMAStrategy(RoundStrategy):
             if self.failed_ranks and self.peers.may_change:
                 raise ValueError(f"failed_ranks simulates what peers={shown(peers)} lives through: choose one.")
 
+    @property
+    def is_global_zero(self) -> bool:
+        return self.peers.is_first(self.global_rank)
+
     def own_weight(self) -> float:
         if self.global_rank in self.failed_ranks:
             return 0.0
@@ -116,5 +120,5 @@ class TMAStrategy(RoundStrategy):
             )
         super()._begin_fit(trainer)
 
-    def _round_is_over(self, batches: int) -> bool:
-        return self.global_rank in self.failed_ranks or super()._round_is_over(batches)
+    def _end_of_rounds(self) -> Callable[[int], bool]:
+        return (lambda _: True) if self.global_rank in self.failed_ranks else super()._end_of_rounds()

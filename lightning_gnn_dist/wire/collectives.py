@@ -249,7 +249,7 @@ def gather_objects(item: Any, *, everywhere: bool = False) -> list[Any] | None:
 
 
 def _all_reduce(flat: Tensor, op: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None = None) -> None:
-    by_hosts = group is None and sums_by_hosts(flat.device)
+    by_hosts = hosts is not None and group is None and sums_by_hosts(flat.device)
     with counted(_sent_by_sum(flat.nbytes, by_hosts=by_hosts), waits=group is None):
         if by_hosts:
             hosts.sum_(flat, op)
@@ -342,24 +342,19 @@ def write_back(flats: Mapping[torch.dtype, Tensor], tensors: Iterable[Tensor]) -
 
 def scatter_back(flat: Tensor, tensors: list[Tensor]) -> None:
     """Put the pieces of a vector in the place of tensors, one after the other."""
-    runs = _neighbours(tensors)
+    runs = [list(run) for _, run in groupby(tensors, key=attrgetter("device"))]
     for run, part in zip(runs, flat.split([sum(t.numel() for t in run) for run in runs]), strict=True):
         pieces = part.to(run[0].device).split([t.numel() for t in run])  # one copy for all that are elsewhere
         for tensor, piece in zip(run, pieces, strict=True):
             tensor.detach().copy_(piece.view_as(tensor))  # into the old storage: optimizers and compiled graphs hold it
 
 
-def _neighbours(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """The tensors, where neighbours on one device are together."""
-    return [list(run) for _, run in groupby(tensors, key=attrgetter("device"))]
-
-
 def _moved(tensors: Iterable[Tensor], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
     """Vectors of a type on a device that hold the tensors in their order; neighbours on another make one copy."""
     vectors = []
-    for run in _neighbours(tensors):
+    for place, run in groupby(tensors, key=attrgetter("device")):
         pieces = [tensor.detach().reshape(-1).to(dtype) for tensor in run]
-        vectors += pieces if run[0].device == device else [torch.cat(pieces).to(device)]
+        vectors += pieces if place == device else [torch.cat(pieces).to(device)]
     return vectors
 
 
@@ -389,7 +384,12 @@ def checksum(tensors: Iterable[Tensor]) -> int:
     total = 0
     for tensor in (each for each in tensors if each.numel()):
         plain = tensor.detach().resolve_conj()
-        total = (total * 31 + (_hash_here(plain) if plain.device.type == "cpu" else _hash_there(plain))) % (1 << 62)
+        content = octets(plain)
+        if plain.device.type == "cpu":
+            of_tensor = zlib.crc32(content.numpy().data) << 16 ^ zlib.adler32(content.numpy().data)
+        else:
+            of_tensor = hash_there(content)
+        total = (total * 31 + of_tensor) % (1 << 62)
     return total
 
 
@@ -400,15 +400,11 @@ def octets(tensor: Tensor) -> Tensor:
     return tensor.contiguous().view(-1).view(torch.uint8)
 
 
-def _hash_here(tensor: Tensor) -> int:
-    content = octets(tensor).numpy().data
-    return zlib.crc32(content) << 16 ^ zlib.adler32(content)
-
-
-def _hash_there(tensor: Tensor) -> int:
+def hash_there(content: Tensor) -> int:
+    """A hash of bytes on a device, which it computes there."""
     total = 0
-    for content in octets(tensor).split(8 * _WORDS_AT_ONCE):
-        words = torch.nn.functional.pad(content, (0, -len(content) % 8)).view(torch.int64)
+    for part in content.split(8 * _WORDS_AT_ONCE):
+        words = torch.nn.functional.pad(part, (0, -len(part) % 8)).view(torch.int64)
         place = torch.arange(1, 2 * len(words), 2, device=words.device)
         # Folded before it is multiplied, so that every bit counts, even the sign of the last number.
         mixed = (words ^ ((words >> 32) & 0xFFFFFFFF) ^ (words >> 7)) * (place * 0x9E3779B1 + 1 | 1)

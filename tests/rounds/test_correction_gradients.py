@@ -23,7 +23,7 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.rounds.correction_gradients import average_gradient_, mean_gradient, step_of, without_noise
+from lightning_gnn_dist.rounds.correction_gradients import average_gradient_, loss_of, mean_gradient, without_noise
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
@@ -312,7 +312,7 @@ class WithAny(SAGE):
 def test_a_step_is_called_as_lightning_calls_it(kind: type[SAGE]) -> None:
     data, module = data_module(), model(kind)
     batch = next(data.correction_batches(0))
-    loss = step_of(module)(batch)
+    loss = loss_of(module, batch)
     assert loss is not None and loss.requires_grad
     fit("auto", module, data, 1, fast_dev_run=1)
 

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lightning_gnn_dist import EverySeconds, Launch, TMAStrategy
-from lightning_gnn_dist.rounds import pace
+from lightning_gnn_dist.rounds import clock
 from lightning_gnn_dist.rounds.clock import RoundProgress
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, before_and_after, differs, fit, same_start, state_of
@@ -52,7 +52,7 @@ class Slow(Net):
         super().__init__(**options)
         self.seconds, self.now = seconds, 0.0
         self.rounds: list[Round] = []
-        pace.time = SimpleNamespace(monotonic=lambda: self.now)  # type: ignore[attr-defined]
+        clock.time = SimpleNamespace(monotonic=lambda: self.now)  # type: ignore[attr-defined]
 
     def on_train_epoch_start(self) -> None:
         self.steps, self.start = 0, self.now

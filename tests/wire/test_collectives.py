@@ -172,3 +172,28 @@ def test_alone_everything_is_a_no_op() -> None:
     assert collectives.all_gather_rows(tensor).tolist() == [[1.0, 2.0]]
     assert collectives.gather_objects("me") == ["me"]
     assert (collectives.rank(), collectives.world_size()) == (0, 1)
+
+
+def hashed_there(tensors: list[torch.Tensor]) -> tuple[int, ...]:
+    return tuple(collectives.hash_there(collectives.octets(each)) for each in tensors)
+
+
+@pytest.mark.parametrize("hashed", [collectives.checksum, hashed_there], ids=["cpu", "as on a device"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.cfloat])
+def test_a_checksum_sees_every_bit(dtype: torch.dtype, hashed: Callable[[list[torch.Tensor]], Any]) -> None:
+    tensor = torch.randn(37, generator=torch.Generator().manual_seed(0)).to(dtype)
+    sums = {hashed([torch.zeros(3), tensor])}
+    held = tensor.view(torch.uint8)
+    bits = range(8 * held.numel()) if dtype != torch.bool else range(0, 8 * held.numel(), 8)
+    for bit in bits:
+        held[bit // 8] ^= 1 << bit % 8
+        sums.add(hashed([torch.zeros(3), tensor]))
+        held[bit // 8] ^= 1 << bit % 8
+    assert len(sums) == 1 + len(bits)
+    assert hashed([torch.zeros(3), tensor.clone()]) in sums
+    assert hashed([tensor, torch.zeros(3)]) not in sums
+
+
+def test_a_checksum_takes_empty_and_strided_tensors() -> None:
+    matrix, checksum = torch.arange(12.0).view(3, 4), collectives.checksum
+    assert checksum([torch.empty(0), matrix.t()]) == checksum([matrix.t().contiguous()]) != 0
