@@ -69,7 +69,7 @@ def test_a_batch_that_all_ranks_fill_up_with_counts_for_nothing() -> None:
 
 
 class Logs(Model):
-    """Logs its loss as docs/strategies.md says, and remembers what it has logged."""
+    """Logs its loss as docs/evaluation.md says, and remembers what it has logged."""
 
     def training_step(self, batch: Any) -> Tensor:
         losses = functional.cross_entropy(self(batch), batch.y[: batch.batch_size], reduction="none")
