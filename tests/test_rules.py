@@ -12,18 +12,17 @@ from lightning_gnn_dist.rules import Rule, rules_of
 from tests.pages import public
 
 PAGE = Path(__file__).parents[1] / "docs" / "api.md"
-HEAD = "\n## What arguments may be\n\n| of | argument | may be |\n| --- | --- | --- |\n"
+HEAD = "\n## What arguments may be\n\n| may be | arguments |\n| --- | --- |\n"
 
 
 def table() -> str:
-    rows = {
-        f"| `{name}` | `{argument}` | {said} |\n"
-        for name, kind in public().items()
-        if isinstance(kind, type) and is_dataclass(kind) and name != "GraphTypes"  # which a graph makes, no user
-        for argument, hint in rules_of(kind).items()
-        if hint is not bool and (said := words(hint))
-    }
-    return "".join(sorted(rows))
+    found: dict[str, list[str]] = {}
+    for name, kind in sorted(public().items()):
+        if isinstance(kind, type) and is_dataclass(kind) and name != "GraphTypes":  # which a graph makes, no user
+            for argument, hint in rules_of(kind).items():
+                if hint is not bool and (said := words(hint)):
+                    found.setdefault(said, []).append(f"`{name}.{argument}`")
+    return "".join(f"| {said} | {', '.join(arguments)} |\n" for said, arguments in sorted(found.items()))
 
 
 def words(hint: Any) -> str:
