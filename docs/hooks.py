@@ -1,4 +1,4 @@
-"""What the site adds to the pages: README.md as its first page, notebooks, measurements, and files that pages name.
+"""What the site adds to the pages: README.md first, notebooks, measurements, old names, and files that pages name.
 
 All of them can be read in the repository as well. Their links name files of the repository; here they lead to where the
 site has these.
@@ -11,6 +11,7 @@ import json
 import posixpath
 import re
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -20,6 +21,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 MEASUREMENTS = ROOT / "benchmarks"
+GONE = ROOT / "lightning_gnn_dist" / "gone.py"
 _LINK = re.compile(r"(?<=\])\((?!https?://|#)([^)#\s]+)(#[^)\s]*)?\)")
 _CONSOLE = re.compile(r'<div class="language-console highlight">(<pre>.*?</pre>)</div>', re.DOTALL)
 
@@ -36,7 +38,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Let links lead to where the site has what they name."""
+    """Let links lead to where the site has what they name; add the rows of names that went to their page."""
+    if page.file.src_uri == "old-names.md":
+        rows = [f"| `{name}` | {way} |" for name, way in run_path(str(GONE))["GONE"].items()]
+        markdown = "\n".join([markdown, "| it was | in its place |", "|---|---|", *rows])
     here = posixpath.dirname(page.file.src_uri)
     source = ROOT if page.file.src_uri == "index.md" else MEASUREMENTS if here == MEASUREMENTS.name else DOCS / here
     return _LINK.sub(lambda match: f"({posixpath.relpath(_place(source / match[1]), here)}{match[2] or ''})", markdown)

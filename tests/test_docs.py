@@ -78,6 +78,13 @@ def test_files_that_pages_name_are_there(site: Path) -> None:
 
 
 @pytest.mark.slow
+def test_old_names_are_those_that_the_package_answers(site: Path) -> None:
+    page = html.unescape((site / "old-names.html").read_text())
+    rows = re.findall(r"<td><code>(.*?)</code></td>\s*<td>(.*?)</td>", page)
+    assert dict(rows) == GONE
+
+
+@pytest.mark.slow
 def test_copied_commands_have_no_prompts(site: Path) -> None:
     pages = "".join(path.read_text() for path in site.rglob("*.html"))
     copied = [
@@ -109,17 +116,8 @@ def test_every_script_that_measures_is_listed() -> None:
     assert set(listed) == scripts | {"peers/run.py"}
 
 
-def test_old_names_are_those_that_the_package_answers() -> None:
-    rows = re.findall(r"^\| `(.*)` \| (.*) \|$", (ROOT / "docs" / "old-names.md").read_text(), re.M)
-    assert dict(rows) == GONE
-
-
 def test_the_wire_is_worked_out_right() -> None:
     wire = (ROOT / "docs" / "wire.md").read_text()
-    wires = re.findall(r"^\| ([\d.]+) (.)bit/s \| (\S+) \| (\S+) \|$", wire, re.M)
-    for gigabits, unit, per_second, milliseconds in wires:
-        rate = float(gigabits) * {"G": 1, "M": 1e-3}[unit]
-        assert (float(per_second), float(milliseconds)) == pytest.approx((125 * rate, 8 / rate))
     models = re.findall(r"^\| GraphSAGE ([\d -]+) \| (\S+) \| (\S+) \| (\S+) ms \| (\S+) ms \|$", wire, re.M)
     for widths, parameters, megabytes, slow, fast in models:
         layers = itertools.pairwise(map(int, widths.split(" - ")))
@@ -127,7 +125,7 @@ def test_the_wire_is_worked_out_right() -> None:
         least = 1.5 * 4e-6 * count * 8
         assert int(parameters.replace(",", "")) == count and float(megabytes) == pytest.approx(4e-6 * count, rel=0.01)
         assert (float(slow), float(fast)) == pytest.approx((least, least / 10), rel=0.01)
-    assert (len(wires), len(models)) == (4, 3)
+    assert len(models) == 3
 
 
 def test_messages_are_those_of_the_code() -> None:

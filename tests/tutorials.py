@@ -1,6 +1,6 @@
 """The tutorials of docs, cell by cell: what they show, and what a kernel shows when it runs them.
 
-``python -m tests.tutorials docs/first-run.ipynb`` runs one and stores what it shows.
+``python -m tests.tutorials docs/own-data.ipynb`` runs one and stores what it shows.
 """
 
 import json
