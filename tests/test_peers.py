@@ -39,7 +39,7 @@ def test_the_picture_is_drawn_from_what_the_command_has_printed() -> None:
 def test_the_pages_say_what_was_measured() -> None:
     printed, page = RESULTS.read_text(), PAGE.read_text()
     assert [line for line in printed.splitlines() if line.startswith("|") and line not in page] == []
-    of_command = re.sub(r"\n## Exact sampling across shards\n.*?(?=\n## |\Z)", "", page, flags=re.DOTALL)  # another one's
+    of_command = re.sub(r"\n## Exact sampling across shards\n.*?(?=\n## |\Z)", "", page, flags=re.S)  # another one's
     assert [line for line in of_command.splitlines() if line.startswith("|") and line not in printed] == []
     (versions,) = (line for line in printed.splitlines() if "torch==" in line)
     assert versions in page
