@@ -42,7 +42,7 @@ from tests.sage import SAGE
 from tests.test_readme import as_pyg, names
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-# Run with what they need around them: by the launcher, below; in test_ray.py, test_readme.py, test_tools.py and
+# Run with what they need around them: by the launcher, below; in test_readme.py, test_tools.py and
 # serving/test_app.py.
 ELSEWHERE = {
     "peers=Elastic())": "elastic",
