@@ -88,7 +88,13 @@ ARRAYS = ("x", "y", "train_mask", "val_mask", "test_mask", "n_id")
 
 @pytest.mark.parametrize(
     ("sampler", "shards"),
-    [(NeighborSampler([10, 5]), 4), (NeighborSampler([10, 5]), 2), (LadiesSampler([200, 200]), 4)],
+    [
+        (NeighborSampler([10, 5]), 4),
+        *(
+            pytest.param(*more, marks=pytest.mark.slow)
+            for more in ((NeighborSampler([10, 5]), 2), (LadiesSampler([200, 200]), 4))
+        ),
+    ],
     ids=["one copy", "two copies", "ladies"],
 )
 def test_what_is_sent(tmp_path: Path, shards: int, sampler: ShardedSampler) -> None:
@@ -313,7 +319,8 @@ def made(rank: int, world_size: int, folder: str, depth: int) -> tuple[list[Any]
 
 
 @pytest.mark.parametrize(
-    ("world_size", "depths"), [(1, [8]), (2, [0, 1, 8, 32]), pytest.param(4, [8], marks=pytest.mark.slow)]
+    ("world_size", "depths"),
+    [(1, [8]), (2, [0, 8]), *(pytest.param(*more, marks=pytest.mark.slow) for more in ((2, [1, 32]), (4, [8])))],
 )
 def test_batches_that_are_asked_for_ahead_are_too(tmp_path: Path, world_size: int, depths: list[int]) -> None:
     graph = small_graph(edge_arrays=True)

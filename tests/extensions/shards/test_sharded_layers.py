@@ -184,16 +184,6 @@ def test_every_node_is_computed_once(tmp_path: Path) -> None:
         Division(bounds.types, 800)
 
 
-def predict_on_three(rank: int, world_size: int, folder: Path) -> None:
-    predict_by_layer(quiet(world_size), deep("sage"), folder / "shares", folder / "rows.npy")
-
-
-def test_ranks_hold_shards_evenly(tmp_path: Path) -> None:
-    save_shards(weighted_graph(), uneven(2), tmp_path / "shares")
-    with pytest.raises(RankError, match="2 shards, which 3 ranks cannot hold evenly"):
-        run_ranks(predict_on_three, 3, tmp_path)
-
-
 def test_what_keeps_nothing_is_refused(tmp_path: Path) -> None:
     save_shards(weighted_graph(), uneven(2), tmp_path / "shares")
     with pytest.raises(ValueError, match="path=None keeps nothing: name a file"):
@@ -254,6 +244,7 @@ def test_rows_of_layers_that_count_degrees(tmp_path: Path) -> None:
     check_ranks([(name, where) for name in ("GCN 2", "APPNP")])
 
 
+@pytest.mark.slow
 def test_two_ranks_look_alike(tmp_path: Path) -> None:
     first, second = run_ranks(on_two_ranks, 2, sparse_shards(tmp_path))
     assert first == [(1, True), (0, False)]  # rank 0 tells
@@ -292,8 +283,15 @@ def drawn(rank: int, world_size: int, folder: str, samplers: list[TemporalSample
     return [content(batch) for batches in made for batch in batches]
 
 
-@pytest.mark.parametrize("world_size", [3, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 4))])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "world_size"),
+    [
+        ("of edges", 3),
+        ("of types", 3),
+        *(pytest.param(case, size, marks=pytest.mark.slow) for case in CASES for size in (1, 4)),
+        *(pytest.param(case, 3, marks=pytest.mark.slow) for case in ("of nodes", "of types in order")),
+    ],
+)
 def test_batches_are_those_of_the_whole_graph(tmp_path: Path, world_size: int, case: str) -> None:
     make, samplers = CASES[case]
     graph = make()

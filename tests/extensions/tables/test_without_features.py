@@ -150,7 +150,8 @@ def evaluated(rank: int, world_size: int, kinds: list[Any], in_rounds: bool, opt
 @pytest.mark.parametrize(
     ("kinds", "in_rounds", "options"),
     [
-        ([Rows, ByLayer, OfPyG], False, {}),
+        ([ByLayer], False, {}),
+        pytest.param([Rows, OfPyG], False, {}, marks=pytest.mark.slow),
         pytest.param([Rows, ByLayer, OfPyG], True, {}, marks=pytest.mark.slow),
         pytest.param([ByLayer], True, {"boundary": History()}, marks=pytest.mark.slow),  # rows of the last meeting
     ],

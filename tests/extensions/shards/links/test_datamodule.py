@@ -388,7 +388,7 @@ CASES: dict[str, tuple[int, Any, dict[str, Any]]] = {
 }
 
 
-QUICK = ("alone", "typed labels shown", "typed events")
+QUICK = ("alone", "typed events")
 
 
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in QUICK else pytest.mark.slow) for c in CASES])
