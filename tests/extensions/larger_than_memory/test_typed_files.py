@@ -25,7 +25,6 @@ from lightning_gnn_dist import (
     TemporalSampler,
     split_edges,
 )
-from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, FileSource
 from lightning_gnn_dist.graph.convert import quantize_rows
@@ -117,20 +116,6 @@ def test_samplers_draw_what_they_draw_in_ram(folder: Path, name: str) -> None:
     check_same(passes(source, 1), expected)
     source.spare_memory()
     check_same(passes(source, 0), expected)
-    rows.close()
-
-
-@pytest.mark.parametrize(("widen", "all_labels"), [(False, True), (torch.float16, False), (True, True)])
-def test_all_forms_of_features_are_read(folder: Path, widen: Widen, all_labels: bool) -> None:
-    graph, sampler = Graph.open(folder), SAMPLERS["neighbors"]
-    rows = DiskRows.of(graph, 9000)
-    assert rows is not None
-    stays, said = (None, widen) if isinstance(widen, bool) else (widen, "auto")
-    loading = Loading(widen=said, all_labels=all_labels)
-    source = FileSource(graph, rows, sampler, loading, stays=stays)
-    seeds = torch.arange(400, 500)  # papers, venues and words
-    expected = passes(GraphSource(of_widths(), sampler, widen=widen, all_labels=all_labels), 0, seeds[:50])
-    check_same(passes(source, 1, seeds[:50]), expected)
     rows.close()
 
 

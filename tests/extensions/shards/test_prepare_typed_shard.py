@@ -207,18 +207,6 @@ def test_parquet_is_read_as_text_is(tables: Path, tmp_path: Path) -> None:
     check_equal(tmp_path / "host", expected, 1)
 
 
-def test_shards_of_other_files_do_not_join(arrays: Path, tmp_path: Path) -> None:
-    prepare_graph(arrays, tmp_path / "host", shard=OneShard(0, PARTS))
-    with pytest.raises(ValueError, match=r"describes 3 shards that are not these 2"):
-        prepare_graph(arrays, tmp_path / "host", shard=OneShard(1, 2))
-    with pytest.raises(ValueError, match="shards of other edges, labels or settings"):
-        prepare_graph(arrays, tmp_path / "host", shard=OneShard(1, PARTS), time="time")
-    np.save(arrays / "nodes" / "paper" / "train_mask.npy", np.arange(12) % 3 == 0)
-    with pytest.raises(ValueError, match="shards of other edges, labels or settings"):
-        prepare_graph(arrays, tmp_path / "host", shard=OneShard(2, PARTS))
-    assert not list((tmp_path / "host").glob("share-0000[12]"))
-
-
 @pytest.mark.parametrize(
     ("name", "parts", "message"),
     [
