@@ -224,19 +224,6 @@ def of_one_type(sample: Sample) -> Apart:
     return Apart([sample.nodes], [sample.num_sampled_nodes], _NO_IDS, [rows])
 
 
-def take_apart_of_shards(types: TypeOffsets, sample: Sample) -> Apart:
-    """Do as :func:`take_apart` for a sample of a graph in shards, whose ``edge_ids`` count in the edges' types."""
-    if len(types.node_types) == len(types.edge_types) == 1:
-        return of_one_type(sample)
-    apart = by_types(types, sample)
-    if apart is None:
-        raise ValueError(
-            "A rank has an edge whose ends are of other types than its type says: its shard was changed after it was "
-            "opened. Copy the shards again."
-        )
-    return apart
-
-
 def in_types(ends: Tensor, num_seeds: Sequence[int]) -> Tensor:
     """Positions of seeds, which are in order of their types, as positions among the seeds of their type."""
     if len(num_seeds) == 1:

@@ -1,4 +1,4 @@
-"""The compiled loops of subgraph sampling: find the nodes, then keep every edge between two of them."""
+"""Compiled loops that find nodes: all edges between two of some, and all within some hops."""
 
 from __future__ import annotations
 
@@ -13,35 +13,15 @@ from lightning_gnn_dist.engine.kernels import (
     ZERO,
     Array,
     Csr,
-    Draws,
     Table,
     Work,
-    expand,
     is_no_row,
     place,
     place_seeds,
     slot_of,
 )
-from lightning_gnn_dist.engine.rng import below, draw
 
 _U = np.uint64
-
-
-@compiled
-def walk(csr: Csr, seeds: Array, key: np.uint64, length: int, out: Array) -> bool:
-    """Walk ``length`` steps from each seed, each to a random sender if there is one. False if the graph is damaged."""
-    for i in range(len(seeds)):
-        node = np.int64(seeds[_U(i)])
-        for step in range(length):
-            first, last = csr.indptr[_U(node)], csr.indptr[_U(node + 1)]
-            if is_no_row(first, last, len(csr.indices)):
-                return False
-            if last > first:
-                node = np.int64(csr.indices[_U(first + below(draw(key, seeds[_U(i)], step), last - first))])
-            if _U(node) >= _U(len(csr.indptr) - 1):
-                return False
-            out[_U(i * length + step)] = node
-    return True
 
 
 @compiled
@@ -58,65 +38,14 @@ def sample_induced(
     for i in range(len(others)):
         work.columns[_U(i)] = others[_U(i)]
     count = place(ZERO, len(others), work, table, count)
-    needed = _induce(csr, count, work, table)
+    needed = induce(csr, count, work, table)
     if 0 <= needed <= len(work.positions):
         _count_hops(len(seeds), count, work, num_nodes, num_edges)
     return needed
 
 
-@compiled
-def sample_egos(csr: Csr, seeds: Array, draws: Draws, work: Work, table: Table, roots: Array) -> Any:
-    """Sample a graph for each seed into ``work``, one behind the other; ``roots`` receives where they start.
-
-    The nodes of a graph are those that neighbour sampling finds. It is sampled into views of ``work`` that begin where
-    the graph before ended, with an epoch that hides the table's entries of that graph.
-    """
-    room, nodes, edges = len(work.positions), ZERO, ZERO
-    work.starts[0] = 0
-    for i in range(len(seeds)):
-        mine = _behind(work, nodes, edges)
-        own = Table(table.entries, table.shift, table.epoch + nodes)
-        count = place_seeds(seeds[i : i + 1], mine, own)
-        begin = ZERO
-        for hop in range(len(draws.fanouts)):
-            others = nodes + count + 1
-            met = expand(csr, begin, count, others, hop, draws, draws.edge_type, draws.rule.weights, mine, own)
-            if met < 0:
-                return DAMAGED
-            total = mine.starts[_U(count)]
-            if nodes + edges + count + total >= room:
-                return 2 * room + total
-            begin, count = count, met
-        total = _induce(csr, count, mine, own)
-        if total < 0:
-            return DAMAGED
-        if nodes + edges + count + total >= room:
-            return 2 * room + total
-        roots[_U(i)] = nodes
-        for row in range(count + 1):
-            mine.starts[_U(row)] += edges
-        nodes, edges = nodes + count, edges + total
-    roots[_U(len(seeds))] = nodes
-    return edges
-
-
 @part
-def _behind(work: Work, nodes: int, edges: int) -> Any:
-    """Views of ``work`` that begin after ``nodes`` nodes and ``edges`` edges."""
-    return Work(
-        work.nodes[nodes:],
-        work.starts[nodes:],
-        work.positions[edges:],
-        work.columns[edges:],
-        work.first,
-        work.degree,
-        work.weights,
-        work.kinds[edges:],
-    )
-
-
-@part
-def _induce(csr: Csr, count: int, work: Work, table: Table) -> Any:
+def induce(csr: Csr, count: int, work: Work, table: Table) -> Any:
     """Find the edges among the first ``count`` nodes; return how many, even if ``work`` has room for fewer."""
     out, room, num_nodes, is_damaged = 0, len(work.positions), _U(len(csr.indptr) - 1), False
     work.starts[0] = 0
@@ -158,3 +87,49 @@ def _count_hops(seeds: int, count: int, work: Work, num_nodes: Array, num_edges:
     num_nodes[0], num_nodes[1] = seeds, count - seeds
     num_edges[0] = work.starts[_U(seeds)]
     num_edges[1] = work.starts[_U(count)] - work.starts[_U(seeds)]
+
+
+@compiled
+def reach(
+    indptr: Array, indices: Array, seeds: Array, most_edges: int, found: Array, queue: Array, nodes: Array, edges: Array
+) -> bool:
+    """Find all nodes within some hops of the seeds. False if the graph is damaged.
+
+    Args:
+        indptr: The row starts of the graph.
+        indices: The in-neighbours of its rows.
+        seeds: Distinct nodes, int64.
+        most_edges: Stop when edges into the nodes of all hops but the last are more.
+        found: False for every node of the graph, and so again at the end.
+        queue: Receives the nodes, hop after hop; as long as the graph has nodes.
+        nodes: Receives how many nodes lie within 0, 1, 2 ... hops, one number more than there are hops.
+        edges: Receives how many edges lead to nodes within 0, 1 ... hops, one number for each hop.
+    """
+    size, num_nodes, first, total, is_whole_graph = len(seeds), len(indptr) - 1, 0, 0, True
+    for i in range(size):
+        queue[_U(i)] = seeds[_U(i)]
+        found[_U(seeds[_U(i)])] = True
+    nodes[0] = size
+    for hop in range(len(edges)):
+        last = size
+        for i in range(first, last):
+            if total > most_edges or not is_whole_graph:
+                break
+            start, end = indptr[_U(queue[_U(i)])], indptr[_U(queue[_U(i)] + 1)]
+            if is_no_row(start, end, len(indices)):
+                is_whole_graph = False
+                break
+            total += end - start
+            for edge in range(start, end):
+                sender = np.int64(indices[_U(edge)])
+                if _U(sender) >= _U(num_nodes):
+                    is_whole_graph = False
+                    break
+                if not found[_U(sender)]:
+                    found[_U(sender)] = True
+                    queue[_U(size)] = sender
+                    size += 1
+        first, edges[hop], nodes[hop + 1] = last, total, size
+    for i in range(size):
+        found[_U(queue[_U(i)])] = False
+    return is_whole_graph

@@ -152,12 +152,6 @@ class Plan:
         owners = self.by_rank().assignment[learned_from(self.graph, self.graph.types.seeds)]
         return owners.bincount(minlength=self.num_parts).tolist()
 
-    def share_held(self) -> float:
-        """Return the share of all chunks in a rank's part, and in the next one that is read while it trains."""
-        held = [self.residency.held(turn, 0, self.num_parts, self.seed) for turn in range(self.turns)]
-        share = max(len(each.own) + len(each.others) for each in held) / self.residency.num_chunks(self.num_parts)
-        return 2 * share if self.changes else share
-
     def most_seeds(self) -> int:
         """Return the number of training nodes of the rank that has most in any of the first 16 super-epochs."""
         if self.num_parts == 1 and self.turns == 1:

@@ -7,20 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.kernels import Array, Csr, Draws, Table, Work
+from lightning_gnn_dist.engine.compiling import compiled, part
+from lightning_gnn_dist.engine.kernels import DAMAGED, ZERO, Array, Csr, Draws, Table, Work, expand, place_seeds
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, sample_hops
-from lightning_gnn_dist.engine.subgraph_kernels import sample_egos
+from lightning_gnn_dist.engine.subgraph_kernels import induce
 from lightning_gnn_dist.engine.weighted import Rule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.rules import Layers, check_fields
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 from lightning_gnn_dist.sampling.subgraph import by_distance, seeds_first
+
+_U = np.uint64
 
 
 @dataclass(frozen=True)
@@ -66,3 +70,54 @@ class ShadowSampler:
         return sample._replace(
             nodes=side.nodes[sample.nodes], edge_ids=None if side.edge_ids is None else side.edge_ids[sample.edge_ids]
         )
+
+
+@compiled
+def sample_egos(csr: Csr, seeds: Array, draws: Draws, work: Work, table: Table, roots: Array) -> Any:
+    """Sample a graph for each seed into ``work``, one behind the other; ``roots`` receives where they start.
+
+    The nodes of a graph are those that neighbour sampling finds. It is sampled into views of ``work`` that begin where
+    the graph before ended, with an epoch that hides the table's entries of that graph.
+    """
+    room, nodes, edges = len(work.positions), ZERO, ZERO
+    work.starts[0] = 0
+    for i in range(len(seeds)):
+        mine = _behind(work, nodes, edges)
+        own = Table(table.entries, table.shift, table.epoch + nodes)
+        count = place_seeds(seeds[i : i + 1], mine, own)
+        begin = ZERO
+        for hop in range(len(draws.fanouts)):
+            others = nodes + count + 1
+            met = expand(csr, begin, count, others, hop, draws, draws.edge_type, draws.rule.weights, mine, own)
+            if met < 0:
+                return DAMAGED
+            total = mine.starts[_U(count)]
+            if nodes + edges + count + total >= room:
+                return 2 * room + total
+            begin, count = count, met
+        total = induce(csr, count, mine, own)
+        if total < 0:
+            return DAMAGED
+        if nodes + edges + count + total >= room:
+            return 2 * room + total
+        roots[_U(i)] = nodes
+        for row in range(count + 1):
+            mine.starts[_U(row)] += edges
+        nodes, edges = nodes + count, edges + total
+    roots[_U(len(seeds))] = nodes
+    return edges
+
+
+@part
+def _behind(work: Work, nodes: int, edges: int) -> Any:
+    """Views of ``work`` that begin after ``nodes`` nodes and ``edges`` edges."""
+    return Work(
+        work.nodes[nodes:],
+        work.starts[nodes:],
+        work.positions[edges:],
+        work.columns[edges:],
+        work.first,
+        work.degree,
+        work.weights,
+        work.kinds[edges:],
+    )

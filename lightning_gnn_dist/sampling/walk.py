@@ -17,9 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.rng import key, permutation
+from lightning_gnn_dist.engine.compiling import compiled
+from lightning_gnn_dist.engine.kernels import Array, Csr, is_no_row
+from lightning_gnn_dist.engine.rng import below, draw, key, permutation
 from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample, csr_of, graph_is_damaged
-from lightning_gnn_dist.engine.subgraph_kernels import walk
 from lightning_gnn_dist.engine.weighted import Weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
@@ -28,6 +29,8 @@ from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.subgraph import induced
 
 log = logging.getLogger(__name__)
+
+_U = np.uint64
 
 _BEFORE = -2  # takes the place of the epoch in a key, so that counted batches are others than those of training
 _NO_NORMS = torch.zeros(0), torch.zeros(0)
@@ -136,3 +139,20 @@ class RandomWalkSampler:
         else:
             values = torch.from_numpy(edge_weights(graph, self.weight))
         return values * (nodes + 1).repeat_interleave(degrees) / (edges + 1)
+
+
+@compiled
+def walk(csr: Csr, seeds: Array, key: np.uint64, length: int, out: Array) -> bool:
+    """Walk ``length`` steps from each seed, each to a random sender if there is one. False if the graph is damaged."""
+    for i in range(len(seeds)):
+        node = np.int64(seeds[_U(i)])
+        for step in range(length):
+            first, last = csr.indptr[_U(node)], csr.indptr[_U(node + 1)]
+            if is_no_row(first, last, len(csr.indices)):
+                return False
+            if last > first:
+                node = np.int64(csr.indices[_U(first + below(draw(key, seeds[_U(i)], step), last - first))])
+            if _U(node) >= _U(len(csr.indptr) - 1):
+                return False
+            out[_U(i * length + step)] = node
+    return True

@@ -61,7 +61,7 @@ class Needs:
             held = 0 if cache is None else min(cache, rows)
             batches = _bytes_of_batches(graph, 1.0, settings)
             return cls(held, held, batches, mapped if cache is None else mapped - rows)
-        share, lists = plan.share_held(), _BYTES_OF_CHUNK * graph.num_nodes
+        share, lists = _share_held(plan), _BYTES_OF_CHUNK * graph.num_nodes
         without_edges = (bytes_per_node(graph) + BYTES_BESIDE) * graph.num_nodes
         part, least = (int(share * each) for each in (bytes_held(graph), without_edges))
         batches = _bytes_of_batches(graph, share, settings)
@@ -157,3 +157,10 @@ def _bytes_of_batches(graph: Graph, share: float, settings: BatchSettings) -> in
     distinct = -held * math.expm1(-found / held) if held else 0.0  # as if nodes were drawn at random
     bulks = 1 if loading.num_threads == 0 else 2  # one is trained on while the next one is made
     return int(bulks * loading.bulk_size * distinct * bytes_per_node(graph))
+
+
+def _share_held(plan: Plan) -> float:
+    """Return the share of all chunks in a rank's part, and in the next one that is read while it trains."""
+    held = [plan.residency.held(turn, 0, plan.num_parts, plan.seed) for turn in range(plan.turns)]
+    share = max(len(each.own) + len(each.others) for each in held) / plan.residency.num_chunks(plan.num_parts)
+    return 2 * share if plan.changes else share

@@ -14,10 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.row_kernels import find_places, merge_order
+from lightning_gnn_dist.engine.compiling import compiled
+from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.extensions.larger_than_memory.joined_rows import move_rows
 from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.graph.storage.mapped import let_go_of_memory
+
+_U = np.uint64
 
 Arrays = dict[str, Tensor]
 _MOST = (1 << 32) - 1  # edges that are counted
@@ -164,3 +167,30 @@ def _needed_last(haste: Tensor, sizes: Tensor, num_bytes: int) -> Tensor:
     last = last[haste[last].argsort(stable=True)]
     freed = sizes[last].cumsum(0)
     return last[: int(torch.searchsorted(freed, surplus)) + 1]
+
+
+@compiled
+def find_places(ids: Array, among: Array, places: Array, number: int) -> None:
+    """Set ``places`` of each of ``ids`` that is ``among`` others to its place there, or to a ``number`` other than -1.
+
+    Both are increasing, int64; the places of others stay as they are.
+    """
+    at = 0
+    for i in range(len(ids)):
+        while at < len(among) and among[_U(at)] < ids[_U(i)]:
+            at += 1
+        if at < len(among) and among[_U(at)] == ids[_U(i)]:
+            places[_U(i)] = at if number == -1 else number
+
+
+@compiled
+def merge_order(left: Array, right: Array, order: Array) -> None:
+    """Write the order in which two increasing vectors of ids, one after the other, are increasing; int64."""
+    at, other = 0, 0
+    for i in range(len(order)):
+        if other == len(right) or (at < len(left) and left[_U(at)] < right[_U(other)]):
+            order[_U(i)] = at
+            at += 1
+        else:
+            order[_U(i)] = len(left) + other
+            other += 1

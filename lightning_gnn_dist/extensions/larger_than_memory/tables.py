@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData
 from lightning_gnn_dist.batches.pool import Widen, gather_rows
 from lightning_gnn_dist.batches.source import Content, Taken, made_of, pools_of_type
-from lightning_gnn_dist.engine.apart import Apart, take_apart_of_shards
+from lightning_gnn_dist.engine.apart import Apart, by_types, of_one_type
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.extensions.larger_than_memory.joined_rows import gather_joined
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, Caches, RowCache
@@ -220,3 +220,16 @@ class Tables(Generic[Types]):
             )
             for number, ids in of_types.items()
         ]
+
+
+def take_apart_of_shards(types: TypeOffsets, sample: Sample) -> Apart:
+    """Do as :func:`take_apart` for a sample of a graph in shards, whose ``edge_ids`` count in the edges' types."""
+    if len(types.node_types) == len(types.edge_types) == 1:
+        return of_one_type(sample)
+    apart = by_types(types, sample)
+    if apart is None:
+        raise ValueError(
+            "A rank has an edge whose ends are of other types than its type says: its shard was changed after it was "
+            "opened. Copy the shards again."
+        )
+    return apart

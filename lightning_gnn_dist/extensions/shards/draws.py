@@ -6,15 +6,16 @@ frontier -> its owners draw neighbours of each edge type -> senders -> the nodes
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.kernels import REPEATED_SEED, Array, Table, Work
+from lightning_gnn_dist.engine.compiling import compiled, part
+from lightning_gnn_dist.engine.intrinsics import prefetch
+from lightning_gnn_dist.engine.kernels import BLOCK, REPEATED_SEED, ZERO, Array, Table, Work, place, slot_of
 from lightning_gnn_dist.engine.rng import typed_keys
-from lightning_gnn_dist.engine.row_kernels import join_hop
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated, reserve, scratch_of_thread
 from lightning_gnn_dist.extensions.shards.owner import DRAW, Join, Message, OwnedTypes, Question, Route, letters_of
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
@@ -22,6 +23,8 @@ from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.turns import Steps
+
+_U = np.uint64
 
 _ALL_BITS = 62  # of a name, where it is an id
 
@@ -278,3 +281,32 @@ class GrowingBatch:
             edge_weight=weights,
             edge_kinds=kinds,
         )
+
+
+@compiled
+def join_hop(known: Array, senders: Array, work: Work, table: Table) -> Any:
+    """Find the nodes that a hop adds to a batch, as :func:`kernels.sample` does; return how many nodes it has then.
+
+    Or return ``REPEATED_SEED``.
+
+    Args:
+        known: The batch's nodes, int64, which ``work.nodes`` begins with at the end.
+        senders: The senders of the hop's edges. Their positions in ``work.nodes`` are left in ``work.columns``.
+        work: Has room for the nodes that are known and the edges together.
+        table: A table without valid entries.
+    """
+    found = _place_all(known, work, table, ZERO)
+    if found != len(known):
+        return np.int64(REPEATED_SEED)
+    return _place_all(senders, work, table, found)
+
+
+@part
+def _place_all(ids: Array, work: Work, table: Table, found: Any) -> Any:
+    for low in range(0, len(ids) + BLOCK, BLOCK):  # each block is prefetched before the one before it is placed
+        for i in range(low, min(low + BLOCK, len(ids))):
+            work.columns[_U(i)] = ids[_U(i)]
+            prefetch(table.entries, slot_of(_U(ids[_U(i)]), table.shift))
+        if low:
+            found = place(low - BLOCK, min(low, len(ids)), work, table, found)
+    return found

@@ -14,8 +14,8 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import NamesOfTypes, gathered, names_of_types
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import Content, Taken, made_of, taken_of_edges
-from lightning_gnn_dist.engine.apart import take_apart_of_shards
 from lightning_gnn_dist.engine.sample import Sample, has_ids
+from lightning_gnn_dist.extensions.larger_than_memory.tables import take_apart_of_shards
 from lightning_gnn_dist.extensions.passes.row_table import (
     Ids,
     Room,

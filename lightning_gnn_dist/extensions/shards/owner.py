@@ -17,8 +17,9 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.pool import Pool, gather_rows
 from lightning_gnn_dist.engine.apart import places_of
+from lightning_gnn_dist.engine.compiling import compiled
+from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.rng import first_words
-from lightning_gnn_dist.engine.row_kernels import put_rows
 from lightning_gnn_dist.engine.sample import edge_types_of, graph_is_damaged
 from lightning_gnn_dist.engine.weighted import Rule, edge_weights, weights_of
 from lightning_gnn_dist.extensions.links.negatives import Moments, has_edges
@@ -28,6 +29,8 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.wire.asking import Asking
+
+_U = np.uint64
 
 Message: TypeAlias = list[Tensor]
 
@@ -279,3 +282,22 @@ class Route:
         counts = self.restore(lengths)
         join = partial(self.joined, lengths, starts=counts.cumsum(0) - counts)
         return counts, join([answer[1] for answer in answers]), join
+
+
+@compiled
+def put_rows(rows: Array, counts: Array, source: Array, starts: Array, out: Array) -> None:
+    """Copy what lies row after row in ``source`` to the place of each of ``rows`` in ``out``.
+
+    Args:
+        rows: The rows, int64.
+        counts: The length of each of them.
+        source: Their entries.
+        starts: Where every row begins in ``out``, int64.
+        out: Receives the entries.
+    """
+    at = 0
+    for i in range(len(rows)):
+        start = starts[_U(rows[_U(i)])]
+        for j in range(np.int64(counts[_U(i)])):
+            out[_U(start + j)] = source[_U(at)]
+            at += 1
