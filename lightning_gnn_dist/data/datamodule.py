@@ -33,7 +33,7 @@ from lightning_gnn_dist.checks import (
     check_true_or_false,
 )
 from lightning_gnn_dist.data.plain_ddp import guard_plain_ddp
-from lightning_gnn_dist.data.task import Judged, NodeTask, Task, evaluation_of
+from lightning_gnn_dist.data.task import Judged, Task, WholeNodes, evaluation_of
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
@@ -188,7 +188,7 @@ class GraphDataModule(LightningDataModule):
     @property
     def partitioner(self) -> Partitioner | Partition | None:
         """What cuts the graph, None of shards. Where none was named, it depends on the strategy: before a fit METIS."""
-        return self._home.partitioner if isinstance(self._home, LocalGraph) else None
+        return self._home.plan.partitioner if isinstance(self._home, LocalGraph) else None
 
     def partition(self, num_parts: int) -> Partition:
         """Return the partition for ``num_parts`` ranks, from the cache or computed and put there. Shards have none."""
@@ -264,7 +264,7 @@ class GraphDataModule(LightningDataModule):
 
     def train_dataloader(self) -> Batches:
         guard_plain_ddp(self.trainer)
-        holder, size = self._home.holder, self._num_batches()  # later others may be
+        holder, size = self._home.holder, self._task.num_batches()  # later others may be
         is_cut, coverage = self._home.is_cut, self.coverage
         parts, passes = (
             self._home.parts(),
@@ -375,7 +375,7 @@ class GraphDataModule(LightningDataModule):
             self._train_batches.move_to(start)
         part = self._home.running_part()
         if self._anchors is None or self._anchors[0] is not part:
-            learning = self._learning_of(part, self._num_batches(), self._home.holder, self.seed + Purpose.ANCHORS)
+            learning = self._learning_of(part, self._task.num_batches(), self._home.holder, self.seed + Purpose.ANCHORS)
             how = self._running.options_of_batches | {"bulk_size": 1, "num_threads": 0}  # few batches at a time
             self._anchors = part, Batches.of(*learning, **how)
         self._anchors[1].set_epoch(round_idx)
@@ -405,7 +405,7 @@ class GraphDataModule(LightningDataModule):
     def batches_of_part(self) -> int | None:
         """Return after how many batches a rank's part changes, or None if it never does."""
         every = self._home.every()
-        return None if every is None else every * self._num_batches()
+        return None if every is None else every * self._task.num_batches()
 
     def refresh_rows(self, start: int) -> None:
         """Compute what batches from number ``start`` on read of nodes outside the part. Collective."""
@@ -424,10 +424,6 @@ class GraphDataModule(LightningDataModule):
     def _kept(self, loader: Batches) -> Batches:
         self._loaders.append(loader)
         return loader
-
-    def _num_batches(self) -> int:
-        """Return the number of batches of a pass over a part, the same for all ranks and parts."""
-        return self._home.batches_of_pass(self._task.most)
 
     def _learning(self, part: Graph, num_batches: int, holder: Holder) -> Learning:
         if self._home.exchanges:
@@ -553,14 +549,13 @@ class PartitionedDataModule(GraphDataModule):
         self._given |= {"evaluation": evaluation, "coverage": coverage, "task": task}
         if not isinstance(where, Graph):
             cut: Any = {"task": task, "partitioner": partitioner, "holding": holding}
-            home = where.home(running, asked, coverage, **cut)
-            super().__init__(NodeTask(home, values), _task_elsewhere(running, home.types))
+            of_shards = where.nodes(running, asked, coverage, values, **cut)
+            super().__init__(of_shards, _task_elsewhere(running, of_shards.home.types))
             return
         kind = chosen_seed_type(where.types, task, "this one")
         whole = where if kind is None or kind == where.types.seeds else where.with_seeds(kind)
         check_typed(whole.types, settings, whole)
-        home = LocalGraph(whole, running, partitioner, holding, asked, coverage)
-        learned = NodeTask(home, values)
+        learned = WholeNodes(LocalGraph(whole, running, partitioner, holding, asked, coverage), values)
         learned.check(whole)
         super().__init__(learned, _task_elsewhere(running, whole.types))
 

@@ -20,7 +20,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import GraphAccess
-from lightning_gnn_dist.homes.local_graph import train_nodes
+from lightning_gnn_dist.homes.local_graph import LocalGraph, train_nodes
 from lightning_gnn_dist.homes.run import ForgetsRun
 from lightning_gnn_dist.layers.choice import Evaluated, is_limited
 from lightning_gnn_dist.layers.exactness import Exactness, Outlook
@@ -127,6 +127,11 @@ class Task(ForgetsRun, ABC):
     def most(self) -> int:
         """Return how much the rank learns that learns most, the same on all ranks."""
 
+    def num_batches(self) -> int:
+        """Return the number of batches of a pass over a part, the same for all ranks and parts."""
+        at_once = self.home.running.settings.batch_size * self.home.holder.num_members
+        return 1 if self.home.exchanges else -(-self.most() // at_once)
+
     @abstractmethod
     def of_corrections(self) -> Tensor | OwnSeeds:
         """Return all training nodes of the whole graph or the rank's own, or the positions of all training edges."""
@@ -185,6 +190,18 @@ class NodeTask(Task):
 
     has_inputs = True
 
+    @abstractmethod
+    def own_seeds(self, part: Graph) -> Tensor:
+        """Return the training nodes of a part that are the rank's own."""
+
+    @abstractmethod
+    def own_nodes(self, part: Graph) -> Tensor:
+        """Return the nodes of a part that are the rank's own."""
+
+    @abstractmethod
+    def own_training(self) -> tuple[Tensor, Tensor, int]:
+        """Return the rank's own training nodes by their ids in the graph, where each stands, and how many all have."""
+
     def check(self, rows: Graph) -> None:
         ours, *others = self.home.running.settings.samplers
         if isinstance(ours, SeesByTime):
@@ -192,35 +209,22 @@ class NodeTask(Task):
                 other.check_graph(rows)  # type: ignore[attr-defined]  # it has the same times
             ours.check_data(rows)
 
-    def check_whole(self, graph: Graph) -> None:
-        self.values.of_labels(graph, train_nodes(graph), "train_mask")
-        super().check_whole(graph)
-
-    def begin(self, *, is_fit: bool) -> None:
-        self.home.begin_nodes(is_fit=is_fit)
-
-    def most(self) -> int:
-        return self.home.most_seeds()
-
     def of_corrections(self) -> Tensor | OwnSeeds:
         run = self.home.running
         if run.settings.global_batching.deal != "own":
             return self.home.split("train")
-        return OwnSeeds(*self.home.own_training(), run.rank, run.num_ranks)
+        return OwnSeeds(*self.own_training(), run.rank, run.num_ranks)
 
     def seeds_and_source(self, part: Graph) -> tuple[Tensor, BatchSource]:
-        seeds = self.home.own_seeds(part)
+        seeds = self.own_seeds(part)
         self.values.of_training(part, seeds)
         return self.home.training_source(part, seeds, self.home.running.settings.of_parts())
-
-    def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
-        return self.home.inputs_of(part, seeds)
 
     def seeds_around(self, part: Graph) -> Tensor:
         home, hops = self.home, self.home.boundary.seed_hops
         if not hops or not home.is_cut:
             return torch.empty(0, dtype=torch.int64)
-        seeds = seeds_around(part, home.own_nodes(part), home.shown(part).node_arrays["train_mask"], hops)
+        seeds = seeds_around(part, self.own_nodes(part), home.shown(part).node_arrays["train_mask"], hops)
         self.values.of_labels(part, seeds, "train_mask")
         return seeds
 
@@ -232,6 +236,43 @@ class NodeTask(Task):
         if self.home.whole is not None:
             self.values.of_labels(self.home.whole, nodes, f"{name}_mask")
         return judged_nodes(self.home, nodes, f"{name}_mask marks")
+
+
+class WholeNodes(NodeTask):
+    """Nodes of a graph that every host has."""
+
+    home: LocalGraph
+
+    def check_whole(self, graph: Graph) -> None:
+        self.values.of_labels(graph, train_nodes(graph), "train_mask")
+        super().check_whole(graph)
+
+    def begin(self, *, is_fit: bool) -> None:
+        if is_fit and self.home.is_cut:
+            self.home.check_run(self.num_batches())
+
+    def most(self) -> int:
+        return self.home.plan.most_seeds()
+
+    def own_seeds(self, part: Graph) -> Tensor:
+        seeds = part.split("train")
+        return seeds if part is not self.home.whole or self.home.num_parts == 1 else seeds[self._is_own(seeds)]
+
+    def own_nodes(self, part: Graph) -> Tensor:
+        return self._is_own(part.node_arrays["n_id"]).nonzero().view(-1)
+
+    def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        rows = seeds if part is self.home.whole else part.node_arrays["n_id"][seeds]
+        return torch.searchsorted(self.home.split("train"), rows)
+
+    def own_training(self) -> tuple[Tensor, Tensor, int]:
+        seeds, holder = self.home.split("train"), self.home.holder
+        own = self._is_own(seeds).nonzero().view(-1)[holder.member :: holder.num_members]
+        return seeds[own], own, seeds.numel()
+
+    def _is_own(self, nodes: Tensor) -> Tensor:
+        """Return which nodes of the whole graph are learned from where this rank's part is, in super-epoch 0."""
+        return self.home.plan.by_rank().assignment[nodes] == self.home.holder.part
 
 
 def judged_nodes(home: GraphAccess, nodes: Tensor, whose: str) -> Judged:

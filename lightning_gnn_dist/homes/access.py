@@ -187,9 +187,6 @@ class GraphAccess(ForgetsRun, ABC):
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
         """Open the graph, let ``check`` refuse what of it is here, and in a fit read the part. Collective."""
 
-    def begin_nodes(self, *, is_fit: bool) -> None:  # optional
-        """Refuse ranks without training nodes, and times that do not fit together: all ranks raise or none."""
-
     def close(self) -> None:
         """End what runs in the background, and free what it has taken."""
         if self._outside is not None:
@@ -228,11 +225,6 @@ class GraphAccess(ForgetsRun, ABC):
     def num_parts(self) -> int:
         """How many parts of the graph are trained on at a time."""
         return self.holder.num_parts
-
-    def batches_of_pass(self, most: Callable[[], int]) -> int:
-        """Return the batches of a pass, the same for all ranks, if no part has more than ``most()`` to learn."""
-        at_once = self.running.settings.batch_size * self.holder.num_members
-        return 1 if self.exchanges else -(-most() // at_once)
 
     @property
     def is_cut(self) -> bool:
@@ -284,28 +276,6 @@ class GraphAccess(ForgetsRun, ABC):
     def against_averaging(self) -> str | None:
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
         return None
-
-    # Training nodes of the part.
-
-    @abstractmethod
-    def most_seeds(self) -> int:
-        """Return how many training nodes the rank has that has most."""
-
-    @abstractmethod
-    def own_seeds(self, part: Graph) -> Tensor:
-        """Return the training nodes of a part that are the rank's own."""
-
-    @abstractmethod
-    def own_nodes(self, part: Graph) -> Tensor:
-        """Return the nodes of a part that are the rank's own."""
-
-    @abstractmethod
-    def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
-        """Return where some training nodes of a part stand among all of the graph, in the order of ranks' lists."""
-
-    @abstractmethod
-    def own_training(self) -> tuple[Tensor, Tensor, int]:
-        """Return the rank's own training nodes by their ids in the graph, where each stands, and how many all have."""
 
     # Batches.
 

@@ -63,17 +63,19 @@ class Plan:
 
     Args:
         graph: The whole graph.
-        partitioner: Cuts the graph into chunks; or a ready partition.
+        named: Cuts the graph into chunks; or a ready partition. None: what suits the size.
         holding: Which chunks a rank holds, and which random nodes of others.
         num_parts: How many ranks, or hosts, hold a part.
         seed: Decides everything random.
+        look_alike: Whether parts must look alike where none is named, as models that learn from them are averaged.
     """
 
     graph: Graph
-    partitioner: Partitioner | Partition
+    named: Partitioner | Partition | None
     holding: Holding
     num_parts: int
     seed: int
+    look_alike: bool
 
     @property
     def residency(self) -> Residency:
@@ -88,6 +90,16 @@ class Plan:
     def changes(self) -> bool:
         """Whether a rank's part changes."""
         return self.residency.sweep(self.num_parts) > 1
+
+    @cached_property
+    def partitioner(self) -> Partitioner | Partition:
+        """What cuts the graph."""
+        found = self.residency.partitioner(self.graph) if self.named is None else self.named
+        if found is not None:
+            return found
+        how = {"look_alike": self.look_alike, "is_told": self.num_parts > 1}
+        suited: Partitioner = extension("default partitioner")(self.graph.num_edges, memory_bytes(), **how)
+        return suited
 
     @cached_property
     def partition(self) -> Partition:
@@ -244,8 +256,7 @@ class LocalGraph(GraphAccess):
         self._evaluation: Any = None  # where the graph is larger than what is free
         self.whole, self._per, self._weighs = graph, self.holding.per, coverage
         self._partitioner, self._fingerprint, self._shown_edges = named, fingerprint, shown
-        self._suited: dict[tuple[bool, bool], Partitioner] = {}
-        self._plans: dict[tuple[int, tuple[bool, bool]], Plan] = {}
+        self._plans: dict[tuple[int, bool], Plan] = {}
         self._take(self.asked)
         self._parts: PartSwitcher | None = None
         self._period: int | None = None
@@ -273,7 +284,7 @@ class LocalGraph(GraphAccess):
 
     @property
     def about(self) -> str:
-        return f"{self.graph}, {self.partitioner}"
+        return f"{self.graph}, {self.plan.partitioner}"
 
     @property
     def digests(self) -> dict[str, Any]:
@@ -287,36 +298,18 @@ class LocalGraph(GraphAccess):
         return self.whole.split(name)
 
     @property
-    def partitioner(self) -> Partitioner | Partition:
-        """What cuts the graph in this run: where none was named, it depends on the strategy."""
-        if self._partitioner is not None:
-            return self._partitioner
-        look_alike, is_told = self._look
-        if self._look not in self._suited:
-            how = {"look_alike": look_alike, "is_told": is_told}
-            found = self.holding.residency.partitioner(self.whole)
-            find = extension("default partitioner")
-            self._suited[self._look] = found or find(self.whole.num_edges, memory_bytes(), **how)
-        return self._suited[self._look]
-
-    @property
-    def _look(self) -> tuple[bool, bool]:
-        """Whether parts must look alike, as models that learn from them are averaged, and whether there are several."""
-        trainer = self.running.trainer
-        to_averages = trainer is not None and isinstance(trainer.strategy, TrainsReplicasApart)
-        return to_averages and isinstance(self.holding.residency, Fixed), self.num_parts > 1
-
-    @property
     def plan(self) -> Plan:
         """How the graph is cut in this run."""
         return self.plan_for(self.num_parts)
 
     def plan_for(self, num_parts: int) -> Plan:
         """Return how the graph is cut for a number of ranks, or hosts."""
-        key = num_parts, self._look
+        trainer = self.running.trainer
+        to_averages = trainer is not None and isinstance(trainer.strategy, TrainsReplicasApart)
+        key = num_parts, to_averages and isinstance(self.holding.residency, Fixed)
         if key not in self._plans:
             seed = self.running.settings.seed_of_parts
-            self._plans[key] = Plan(self.whole, self.partitioner, self.holding, num_parts, seed)
+            self._plans[key] = Plan(self.whole, self._partitioner, self.holding, num_parts, seed, key[1])
         return self._plans[key]
 
     # The run.
@@ -333,7 +326,7 @@ class LocalGraph(GraphAccess):
         if not self._has_parts:
             return
         if self._partitioner is None:
-            rank_zero_info(f"{self.partitioner} cuts the graph, as no partitioner was named.")
+            rank_zero_info(f"{self.plan.partitioner} cuts the graph, as no partitioner was named.")
         if isinstance(self.asked, Auto):
             parts, device = [self.plan.parts(self.holder.part)], self.running.device
             self._take(*self._chosen(self.asked, self.plan, parts, device=device, offered=self._offered()))
@@ -345,9 +338,9 @@ class LocalGraph(GraphAccess):
                 self.plan, self.running, is_cut=self.is_cut, sweeps=self._shown_edges is None
             )
 
-    def begin_nodes(self, *, is_fit: bool) -> None:
-        if is_fit and self.is_cut:
-            self.plan.check_run(self._num_super_epochs(self.batches_of_pass(self.most_seeds)))
+    def check_run(self, num_batches: int) -> None:
+        """Refuse a fit of so many batches in a pass in which some rank has nothing to learn in some super-epoch."""
+        self.plan.check_run(self._num_super_epochs(num_batches))
 
     def close(self) -> None:
         super().close()
@@ -508,33 +501,6 @@ class LocalGraph(GraphAccess):
         judge = extension("advice on averaging")
         reason: str | None = judge(self.graph, self.plan.by_rank(), uncovered / max(seeds, 1))
         return reason
-
-    # Training nodes of the part.
-
-    def most_seeds(self) -> int:
-        return self.plan.most_seeds()
-
-    def own_seeds(self, part: Graph) -> Tensor:
-        seeds = part.split("train")
-        if part is not self.whole or self.num_parts == 1:
-            return seeds
-        return seeds[self._is_own(seeds)]
-
-    def own_nodes(self, part: Graph) -> Tensor:
-        return self._is_own(part.node_arrays["n_id"]).nonzero().view(-1)
-
-    def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
-        rows = seeds if part is self.whole else part.node_arrays["n_id"][seeds]
-        return torch.searchsorted(self.split("train"), rows)
-
-    def own_training(self) -> tuple[Tensor, Tensor, int]:
-        seeds, holder = self.split("train"), self.holder
-        own = self._is_own(seeds).nonzero().view(-1)[holder.member :: holder.num_members]
-        return seeds[own], own, seeds.numel()
-
-    def _is_own(self, nodes: Tensor) -> Tensor:
-        """Return which nodes of the whole graph are learned from where this rank's part is, in super-epoch 0."""
-        return self.plan.by_rank().assignment[nodes] == self.holder.part
 
     # Batches.
 

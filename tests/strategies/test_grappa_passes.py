@@ -56,7 +56,7 @@ def filled_up(rank: int, world_size: int) -> list[State]:
     sides = Partition(torch.zeros(600, dtype=torch.int32).index_fill_(0, seeds[:3], 1), 2)
     for num_batches in (3, 5):
         data = data_of(source, partitioner=sides, batch_size=1)
-        data._num_batches = lambda count=num_batches: count  # type: ignore[method-assign,misc]
+        data._task.num_batches = lambda count=num_batches: count  # type: ignore[method-assign,misc]
         module = Model(weighs_nodes=False)
         trainer_of(world_size, grappa()).fit(module, data)
         states.append(state_of(module))

@@ -68,8 +68,7 @@ class ShardHome(GraphAccess):
         self._graph: ShardedGraph | None = None
         self._shard: Shard | None = None  # as it was divided, with the labels of its edges
         self._part: Graph | None = None
-        self._part_ids = torch.empty(0, dtype=torch.int64)  # of its nodes in the whole graph
-        self._places = torch.empty(0, dtype=torch.int64)  # of its training nodes among those of all ranks
+        self.part_ids = torch.empty(0, dtype=torch.int64)  # of its nodes in the whole graph
         # What the rank learns that has most, and all that shards before the own one, and all ranks, can learn.
         self.most = self.marked_before = self.num_marked = 0
 
@@ -130,23 +129,6 @@ class ShardHome(GraphAccess):
                 _check_copies(self.path, self.bounds, self.running.num_ranks)
             self.running_part()  # now, as all ranks are here
 
-    def begin_nodes(self, *, is_fit: bool) -> None:
-        if is_fit:
-            counts = self.count(len(self._own_marked()), len(self._marked()))
-            if not self.exchanges and bool((counts == 0).any()):
-                rank = int(counts.argmin())
-                raise ValueError(
-                    f"Shard {rank % self.bounds.num_shards} of {self.path} has no training nodes for rank {rank} of "
-                    f"{len(counts)}, which would have nothing to learn from: divide the graph by "
-                    'MetisPartitioner(balance="train"), or use fewer shards or ranks.'
-                )
-        if isinstance(ours := self.running.settings.of_parts(), SeesByTime):
-            ours.check_shard(self.graph().shard.rows)
-        if is_fit and self.boundary.seed_hops:
-            own = self.graph().shard.rows
-            places = {"places": self.marked_before + own.node_arrays["train_mask"].cumsum(0) - 1}
-            self._places = self.graph().extended(places, self._part_ids[own.num_nodes :])["places"]
-
     def count(self, num_own: int, num_marked: int) -> Tensor:
         """Return what each rank learns, given what this one does and what its shard has to be learned. Collective."""
         counts, num_shards = all_gather_rows(torch.tensor([num_own, num_marked])), self.bounds.num_shards
@@ -206,7 +188,7 @@ class ShardHome(GraphAccess):
         if self.exchanges or self.boundary.sees_whole_graph:
             return self.graph().shard.rows
         if self._part is None:
-            self._part, self._part_ids = self._read_part()
+            self._part, self.part_ids = self._read_part()
         return self._part
 
     def _read_part(self) -> tuple[Graph, Tensor]:
@@ -233,34 +215,16 @@ class ShardHome(GraphAccess):
 
     # Training nodes of the part.
 
-    def _marked(self) -> Tensor:
+    def marked(self) -> Tensor:
         """Return all training nodes of the shard."""
         return self.graph().shard.rows.split("train")
 
-    def _own_marked(self) -> Tensor:
-        """Return this rank's share of them."""
-        return self._marked()[self.of_copy()]
-
-    def most_seeds(self) -> int:
-        return self.most
-
     def own_seeds(self, part: Graph) -> Tensor:
-        seeds = self._own_marked()
+        """Return this rank's share of them, by their ids in a part."""
+        seeds = self.marked()[self.of_copy()]
         if have_names(part.types) and not self.boundary.sees_whole_graph:  # nodes of others stand between the own ones
             seeds, _ = Lookup(part.node_arrays["n_id"])(self.graph().ids_of_own(seeds))
         return seeds
-
-    def own_nodes(self, part: Graph) -> Tensor:
-        return torch.arange(self.graph().shard.rows.num_nodes)
-
-    def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
-        if self.boundary.seed_hops:
-            return self._places[seeds]
-        return self.marked_before + torch.arange(self._marked().numel())[self.of_copy()]
-
-    def own_training(self) -> tuple[Tensor, Tensor, int]:
-        own = self._own_marked()
-        return self.graph().ids_of_own(own), self.inputs_of(self.running_part(), own), self.num_marked
 
     # Batches.
 

@@ -11,6 +11,7 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.extensions.links.task import AskedEdges
 from lightning_gnn_dist.extensions.shards.edges import ShardEdges
 from lightning_gnn_dist.extensions.shards.home import ShardHome
+from lightning_gnn_dist.extensions.shards.node_task import ShardNodeTask
 from lightning_gnn_dist.graph.shard import Bounds, LinkBounds, TypedBounds
 from lightning_gnn_dist.graph.storage.store import tables_at
 from lightning_gnn_dist.graph.typed.tables import Tables
@@ -33,17 +34,18 @@ class Shards:
         """What became of the tables of a database."""
         return tables_at(self.path)
 
-    def home(
+    def nodes(
         self,
         running: RunContext,
         boundary: Boundary,
         coverage: Coverage | None,
+        values: ValueCheck,
         *,
         task: str | None,
         partitioner: object,
         holding: Holding,
-    ) -> ShardHome:
-        """Return the home of its nodes; of a graph with types the type is chosen whose nodes are learned from."""
+    ) -> ShardNodeTask:
+        """Return its nodes as what is learned; of a graph with types those of one type."""
         self.refuse_to_cut(partitioner, holding)
         bounds = Bounds.read(self.path)
         kind = chosen_seed_type(bounds.types, task, f"that of {self.path}")
@@ -53,7 +55,7 @@ class Shards:
                 "divide the graph that was split, which has its masks."
             )
         bounds = bounds if kind is None else replace(bounds, types=bounds.types.with_seeds(kind))
-        return ShardHome(self.path, bounds, running, boundary, coverage)
+        return ShardNodeTask(ShardHome(self.path, bounds, running, boundary, coverage), values)
 
     def links(self) -> tuple[LinkBounds, TypedBounds]:
         """Return which edges it holds, and the types of its nodes."""

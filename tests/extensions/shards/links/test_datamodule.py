@@ -323,7 +323,7 @@ Made = dict[str, list[dict[str, Any]]]
 
 def made_by(data: Any, corrections: Any) -> Made:
     """Two passes of training batches, corrections, anchors, and the evaluation."""
-    made = {"train": list(map(content, islice(data.train_dataloader().stream(0), 2 * data._num_batches())))}
+    made = {"train": list(map(content, islice(data.train_dataloader().stream(0), 2 * data._task.num_batches())))}
     made["corrections"] = list(map(content, corrections(3)))
     made["anchors"] = list(map(content, data.anchor_batches(2)))
     made["val"] = list(map(content, data.val_dataloader()))
