@@ -19,7 +19,7 @@ from lightning_gnn_dist.graph.graph import Graph, bytes_of_part
 from lightning_gnn_dist.graph.rows import degrees_of
 from lightning_gnn_dist.layers.choice import ALL, EDGES_OF_A_NODE, Neighbourhoods
 from lightning_gnn_dist.names import extension
-from lightning_gnn_dist.partition.learned import learned_from
+from lightning_gnn_dist.partition.base import learned_from
 from lightning_gnn_dist.rules import Count, check_fields
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler

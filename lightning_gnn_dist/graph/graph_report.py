@@ -7,12 +7,11 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import aligned
+from lightning_gnn_dist.checks import aligned, holds_integers
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.graph.rows import row_slices
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.graph.value_check import as_labels, labels_of
 
 
 def report_of(graph: Graph) -> str:
@@ -124,3 +123,26 @@ def _kind(array: Tensor) -> str:
 def _told(arrays: Mapping[str, Tensor]) -> str:
     rows = {name: "".join(f" x {length}" for length in array.shape[1:]) for name, array in arrays.items()}
     return ", ".join(f"{name} ({_kind(array)}{rows[name]})" for name, array in arrays.items()) or "-"
+
+
+def as_labels(y: Tensor | None) -> Tensor | None:
+    """``y``, if it is one integer per node."""
+    return y if y is not None and y.dim() == 1 and holds_integers(y) else None
+
+
+def labels_of(graph: Graph) -> Tensor | None:
+    """``y``, if it is one integer per node.
+
+    Of a typed graph, one integer for each node of all types: classes of a type are numbered on from those of the type
+    before, and a node without a label has -1. Where a type was chosen to learn from, others have none.
+    """
+    types = graph.types
+    if not have_names(types):
+        return as_labels(graph.node_arrays.get("y"))
+    labels, num_classes = torch.full((graph.num_nodes,), -1), 0
+    for kind in types.node_types if types.seeds is None else (types.seeds,):
+        y, nodes = as_labels(types.node_arrays[kind].get("y")), types.nodes_of(kind)
+        if y is not None and y.numel():
+            labels[nodes.start : nodes.stop] = torch.where(y < 0, -1, y + num_classes)
+            num_classes += int(y.max()) + 1
+    return labels if num_classes else None

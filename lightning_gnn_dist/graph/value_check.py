@@ -7,7 +7,6 @@ import weakref
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import holds_integers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 
@@ -118,26 +117,3 @@ def _name(graph: Graph, row: int) -> int:
     local = row - graph.types.offsets[number]
     ids = graph.types.node_arrays[graph.types.node_types[number]].get("n_id")
     return local if ids is None else int(ids[local])
-
-
-def as_labels(y: Tensor | None) -> Tensor | None:
-    """``y``, if it is one integer per node."""
-    return y if y is not None and y.dim() == 1 and holds_integers(y) else None
-
-
-def labels_of(graph: Graph) -> Tensor | None:
-    """``y``, if it is one integer per node.
-
-    Of a typed graph, one integer for each node of all types: classes of a type are numbered on from those of the type
-    before, and a node without a label has -1. Where a type was chosen to learn from, others have none.
-    """
-    types = graph.types
-    if not have_names(types):
-        return as_labels(graph.node_arrays.get("y"))
-    labels, num_classes = torch.full((graph.num_nodes,), -1), 0
-    for kind in types.node_types if types.seeds is None else (types.seeds,):
-        y, nodes = as_labels(types.node_arrays[kind].get("y")), types.nodes_of(kind)
-        if y is not None and y.numel():
-            labels[nodes.start : nodes.stop] = torch.where(y < 0, -1, y + num_classes)
-            num_classes += int(y.max()) + 1
-    return labels if num_classes else None

@@ -21,8 +21,7 @@ from lightning_gnn_dist.boundary.auto import Auto, Parts, Pass, chosen, kept, sh
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, check_seed_hops
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_callable, check_instance
-from lightning_gnn_dist.graph.digest import sampled_digest, sketches
-from lightning_gnn_dist.graph.graph import Graph, with_arrays
+from lightning_gnn_dist.graph.graph import Graph, sampled_digest, sketches, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
@@ -43,8 +42,7 @@ from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.budget import Host
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, whole_graph_arrays
 from lightning_gnn_dist.names import extension
-from lightning_gnn_dist.partition.base import Cut, Partition, Partitioner
-from lightning_gnn_dist.partition.learned import learned_from
+from lightning_gnn_dist.partition.base import Cut, Partition, Partitioner, learned_from
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.memory import memory_bytes

@@ -30,8 +30,7 @@ from lightning_gnn_dist.graph.rows import (
 from lightning_gnn_dist.graph.typed.build import induced
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.residency import Holding, ReadChunks
-from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.learned import learned_from
+from lightning_gnn_dist.partition.base import Partition, learned_from
 
 
 class Holder(NamedTuple):

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph_report import labels_of
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.graph.value_check import labels_of
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.learned import label_skew, train_mask_of, train_nodes_of
+from lightning_gnn_dist.partition.partition_report import label_skew, train_mask_of, train_nodes_of
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.partition.partition_report import PartitionReport

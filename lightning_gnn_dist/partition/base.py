@@ -111,3 +111,20 @@ def check_request(graph: Graph, num_parts: int, seed: int) -> None:
 def part_capacity(count: int, num_parts: int, slack: float) -> int:
     """How many of ``count`` things a part may hold: ``(1 + slack)`` times the average, in whole things."""
     return max(ceil(count / num_parts), int((1 + slack) * count / num_parts))
+
+
+def learned_from(part: Graph, seeds: str | None) -> Tensor:
+    """Return which nodes of a part are training nodes: a boolean for each.
+
+    All are where no mask tells, as in a graph whose edges are split.
+
+    Args:
+        part: The part.
+        seeds: The node type that is learned from, if one was chosen.
+    """
+    types = part.types if seeds is None else part.types.with_seeds(seeds)
+    is_marked = any("train_mask" in arrays for arrays in types.node_arrays.values())
+    found = torch.full((part.num_nodes,), not is_marked)
+    if is_marked:
+        found[types.split("train")] = True
+    return found

@@ -27,7 +27,7 @@ from lightning_gnn_dist import (
     save_shards,
     split_edges,
 )
-from lightning_gnn_dist.graph.digest import sampled_digest, sketches
+from lightning_gnn_dist.graph.graph import sampled_digest, sketches
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs, remembered
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from tests.placing import batches_of

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.digest import fingerprint_of
+from lightning_gnn_dist.graph.graph import fingerprint_of
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import checksum_of
