@@ -40,7 +40,6 @@ from lightning_gnn_dist.short_names import tell_lightning
 # The one list of public names. Each is imported when it is first asked for: torch, PyG and Lightning take seconds,
 # and few programs need all.
 if TYPE_CHECKING:
-    from lightning_gnn_dist.batches.loading import Loading as Loading
     from lightning_gnn_dist.boundary.auto import Auto as Auto
     from lightning_gnn_dist.boundary.boundary import Fetch as Fetch
     from lightning_gnn_dist.boundary.boundary import Halo as Halo
@@ -79,6 +78,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.homes.residency import Rotate as Rotate
     from lightning_gnn_dist.homes.settings import Evaluation as Evaluation
     from lightning_gnn_dist.homes.settings import GlobalBatching as GlobalBatching
+    from lightning_gnn_dist.homes.settings import Loading as Loading
     from lightning_gnn_dist.layers.through_layers import through_layers as through_layers
     from lightning_gnn_dist.partition.base import Partition as Partition
     from lightning_gnn_dist.partition.kaminpar import KaMinParPartitioner as KaMinParPartitioner

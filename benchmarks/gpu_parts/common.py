@@ -19,7 +19,7 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 from lightning_gnn_dist import Graph, Loading, NeighborSampler, PartitionedDataModule
-from lightning_gnn_dist.batches.loading import SampleOn
+from lightning_gnn_dist.homes.settings import SampleOn
 
 DEVICE = torch.device("cuda", 0)
 CLASSES = 32

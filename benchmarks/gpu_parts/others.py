@@ -11,7 +11,6 @@ from gpu_parts.rows import Rows
 
 from lightning_gnn_dist.batches.batches import Batches, Deal
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
-from lightning_gnn_dist.batches.loading import SampleOn
 from lightning_gnn_dist.batches.source import GraphSource, stream_to
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement
@@ -20,6 +19,7 @@ from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
 from lightning_gnn_dist.extensions.links.negatives import Candidates
 from lightning_gnn_dist.extensions.links.targets import OwnLinks
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.homes.settings import SampleOn
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 

@@ -111,8 +111,8 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
 
 def _of_ranks(graph: Graph, part: int, num_parts: int) -> str:
     """Return what ranks on this host take, given the bytes of the largest part."""
-    from lightning_gnn_dist.batches.loading import Loading  # PyG takes seconds to import, and others need none
-    from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
+    # PyG takes seconds to import, and others need none.
+    from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching, Loading
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
     settings = BatchSettings(NeighborSampler(list(FANOUT)), BATCH_SIZE, None, Loading(), Evaluation(), GlobalBatching())

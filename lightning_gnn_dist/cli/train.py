@@ -42,7 +42,7 @@ from lightning_gnn_dist.data.datamodule import GraphDataModule, PartitionedDataM
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.shard import Bounds
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids
-from lightning_gnn_dist.layers.budget import BUDGET_BYTES
+from lightning_gnn_dist.homes.run import BUDGET_BYTES
 from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM

@@ -20,7 +20,6 @@ from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, Passes
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
-from lightning_gnn_dist.batches.loading import Loading, warn_of_slow_bfloat16
 from lightning_gnn_dist.boundary.auto import Auto, boundary_of
 from lightning_gnn_dist.boundary.boundary import Boundary, check_boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
@@ -48,8 +47,8 @@ from lightning_gnn_dist.homes.access import (
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.parts import Holder
 from lightning_gnn_dist.homes.residency import Holding
-from lightning_gnn_dist.homes.run import RunContext, passes_left
-from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.homes.run import RunContext, passes_left, warn_of_slow_bfloat16
+from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching, Loading
 from lightning_gnn_dist.joint import (
     CountsSeeds,
     GivesAnchors,

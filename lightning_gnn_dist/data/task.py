@@ -86,6 +86,7 @@ def evaluation_of(judged: Judged, home: GraphAccess, exactness: Exactness, data:
         lambda more_hops: home.evaluation_source(judged.sampler(more_hops), judged.num_ids),
         costs.bytes_around,
         lambda: num_batches == 1 and num_ranks == 1 and costs.is_whole_graph(evaluated.nodes),
+        run.dtype,
     )
     look, num_hops = partial(exactness.look, run.trainer, outlook), run.settings.of_parts().num_hops
     make = partial(EvaluationLoader, num_hops, look, rows, judged.targets)

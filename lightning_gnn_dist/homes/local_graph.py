@@ -37,9 +37,8 @@ from lightning_gnn_dist.homes.residency import (
     default_period,
     held_by_all,
 )
-from lightning_gnn_dist.homes.run import RunContext
+from lightning_gnn_dist.homes.run import Host, RunContext
 from lightning_gnn_dist.joint import TrainsReplicasApart
-from lightning_gnn_dist.layers.budget import Host
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, whole_graph_arrays
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.base import Cut, Partition, Partitioner, learned_from

@@ -4,24 +4,49 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities import rank_zero_warn
+from llvmlite import binding
 
-from lightning_gnn_dist.batches.loading import type_of_model, type_that_stays, widening
 from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.batches.source import device_of
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.homes.settings import BatchSettings
+from lightning_gnn_dist.homes.settings import LEAST_BYTES, BatchSettings, Loading
 from lightning_gnn_dist.joint import TrainsReplicasApart
-from lightning_gnn_dist.layers.budget import DEFAULT_BYTES, Host, budget
 from lightning_gnn_dist.layers.exactness import hops_of_evaluation
 from lightning_gnn_dist.layers.layer_pass import Work
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_as_they_are
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.wire.channel import CPU
 from lightning_gnn_dist.wire.collectives import check_group, gather_numbers
+from lightning_gnn_dist.wire.memory import free_bytes, free_on, ranks_here
+
+DEFAULT_BYTES = 4 << 30
+BUDGET_BYTES = 1 << 30  # of the rows of all nodes
+_OF_MODEL = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
+_OF_PRODUCTS = {"bf16-mixed": torch.bfloat16}
+_MULTIPLIES_BFLOAT16 = ("avx512bf16", "amx-bf16", "avxneconvert", "bf16")  # the last one on ARM
+
+
+class Host(NamedTuple):
+    """What a host has.
+
+    Attributes:
+        free: Bytes that its processes may take beside what they hold, as the system or a control group allows.
+        ranks: How many ranks run on it.
+    """
+
+    free: int
+    ranks: int
+
+    @classmethod
+    def here(cls, num_ranks: int) -> Host:
+        """Return what this host has, if so many ranks train."""
+        return cls(free_bytes(), ranks_here(num_ranks))
 
 
 class ForgetsRun:
@@ -168,3 +193,62 @@ def passes_left(trainer: Trainer | None, num_batches: int = 1) -> float:
         steps = -(-num_batches // trainer.accumulate_grad_batches)
         left = min(left, -(-(trainer.max_steps - trainer.global_step) // steps) - 1)
     return max(0, left)
+
+
+def widening(loading: Loading, stays: torch.dtype | None) -> Widen:
+    """Return which types are widened, where a step computes in a type narrower than float32, or None."""
+    return loading.widen if isinstance(loading.widen, bool) else stays or True
+
+
+def type_of_model(trainer: Trainer | None) -> torch.dtype | None:
+    """The type that the whole model computes in, which Lightning does not give to what it takes for data."""
+    return None if trainer is None else _OF_MODEL.get(trainer.precision)
+
+
+def type_that_stays(trainer: Trainer | None) -> torch.dtype | None:
+    """The type narrower than float32 that a step computes in, so that features of it need not be widened."""
+    if trainer is None:
+        return None
+    dtype = _OF_PRODUCTS.get(trainer.precision) or type_of_model(trainer)
+    return dtype if dtype in (torch.bfloat16, torch.float16) else None
+
+
+def warn_of_slow_bfloat16(trainer: Trainer | None) -> None:
+    """Warn if the model computes in bfloat16 on a processor that is faster in float32."""
+    if trainer is None or type_that_stays(trainer) != torch.bfloat16 or device_of(trainer).type != "cpu":
+        return
+    if not multiplies_bfloat16():
+        rank_zero_warn(
+            f'precision="{trainer.precision}" is slower than "32-true" on this processor, which has no instructions '
+            "for bfloat16: a step takes 1.1 to 1.3 times as long with AVX-512, and 5 times with AVX2. Use "
+            'precision="32-true", and keep the features alone in bfloat16, data.x = data.x.bfloat16(): they take half '
+            "the memory, and batches hold them as float32."
+        )
+
+
+def multiplies_bfloat16() -> bool:
+    """Return whether the processor has instructions for products in bfloat16; True if it does not say what it has."""
+    features = binding.get_host_cpu_features()
+    return not features or any(features.get(name, False) for name in _MULTIPLIES_BFLOAT16)
+
+
+def budget(wanted: int | None, device: torch.device, host: Host) -> int:
+    """Return the bytes that a rank may take: ``wanted``, halved until it is at most half of a rank's share of what is
+    free.
+
+    Args:
+        wanted: The bytes that the user allows. Default: 4 GiB.
+        device: The device that computes.
+        host: Whose memory the ranks share.
+    """
+    free = host.free // host.ranks
+    if device.type == "cuda":
+        free = min(free, free_on(device))
+    return halved(DEFAULT_BYTES if wanted is None else wanted, free)
+
+
+def halved(allowed: int, free: int) -> int:
+    """Return the bytes that are allowed, halved until they are at most half of what is free, or the least."""
+    while allowed > max(free // 2, LEAST_BYTES):
+        allowed //= 2
+    return max(allowed, LEAST_BYTES)

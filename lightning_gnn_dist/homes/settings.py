@@ -6,11 +6,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.checks import (
     MAX_SEED,
     check_at_least,
@@ -19,15 +18,78 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.layers.budget import LEAST_BYTES
 from lightning_gnn_dist.names import extension
-from lightning_gnn_dist.rules import Count, Seed, check_fields, whole
+from lightning_gnn_dist.rules import Count, Natural, Seed, check_fields, whole
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 Deal = Literal["any", "own"]
+SampleOn: TypeAlias = Literal["auto", "cpu", "device"]
+MAX_THREADS = 1024
+MAX_BULK = 1 << 20  # batches that are made together
+LEAST_BYTES = 16 << 20  # with less, a sampler's table of nodes would leave no room for a batch
 AnySampler = Annotated[Sampler, "an object such as NeighborSampler([15, 10])"]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How batches are made, and what of the arrays they hold. What is drawn does not depend on it.
+
+    Args:
+        bulk_size: Batches sampled together. Of shards, rows for them are sent together.
+        num_threads: Background threads that sample and gather while the model trains. 0: none. Other ranks are asked
+            by one thread, if there is any.
+        widen: Arrays of float16, bfloat16, and of int8 with scales (:func:`quantize_rows`) come as float32. ``"auto"``:
+            but for those of the type that the trainer's precision computes in, bfloat16 with ``"bf16-mixed"`` and
+            ``"bf16-true"``, float16 with ``"16-true"``, unless they are labels. False: as they are stored.
+        sample_on: Where batches are sampled and gathered: ``"cpu"``, or ``"device"``, on the device that trains, which
+            then holds a copy of the part, and of the whole graph for evaluation and corrections. ``"auto"``: if it is a
+            GPU, it holds as much of these as ``device_bytes`` allow, the part's before the whole graph's: edges, from
+            which a ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler`` draws there, then the rows of features
+            that training batches read most. Others are gathered in RAM. Of graphs with types, rows alone. False
+            receivers of links are drawn in RAM. Of shards: ``"cpu"``.
+        device_bytes: Memory of a GPU that all of it may take with ``sample_on="auto"``; with 0 batches come from RAM.
+            Default: half of the memory that is free without it.
+        all_labels: Batches hold in ``y`` the labels of all their nodes, as label propagation needs them. False: those
+            of the seeds alone, so that no loss takes in validation or test nodes, nor some nodes more often.
+        ahead_bytes: Memory for batches that are made before they are due, where these need rows of other ranks or of
+            files (``cache_bytes``), beside those of the running bulk: as many bulks as fit, at least one. 0: every bulk
+            is asked for when it is due.
+        cache_bytes: Memory on each rank for rows of a graph in files, or of other shards, of which those stay that
+            coming batches need soonest, of all node types together. 0: none stays. Rows of files are read in the
+            background by one thread, near ones in one request, where the arrays are larger than this memory. Default:
+            64 MiB for shards; rows of files are read through the system's memory map, but for an evaluation of a graph
+            that is larger than what is free, whose cache takes an eighth of that.
+        check_values: Refuse NaN and infinity in ``x`` and in the edges' ``edge_weight`` and ``edge_attr``, in one pass
+            over what the rank trains on, and labels of marked nodes that are infinite, NaN in all columns, or, as
+            classes, negative.
+    """
+
+    bulk_size: Annotated[int, whole(1, MAX_BULK)] = 4
+    num_threads: Annotated[int, whole(0, MAX_THREADS)] = 1
+    widen: bool | Literal["auto"] = "auto"
+    sample_on: SampleOn = "cpu"
+    device_bytes: Natural | None = None
+    all_labels: bool = False
+    ahead_bytes: Natural = 1 << 29
+    cache_bytes: Natural | None = None
+    check_values: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.device_bytes is not None and self.sample_on != "auto":
+            raise ValueError(
+                f'device_bytes ({self.device_bytes}) is what a graph may take of a GPU with sample_on="auto", and '
+                f'sample_on is "{self.sample_on}": give sample_on="auto", or leave device_bytes out.'
+            )
+
+    @property
+    def elsewhere(self) -> str | None:
+        """What makes batches of rows that do not lie in RAM, by its name among extensions; None: all lie there."""
+        if self.cache_bytes is not None:
+            return "rows in files"
+        return None if self.sample_on == "cpu" else "rows on devices"
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,6 @@ from torch_geometric.nn import HeteroConv, MessagePassing, Sequential
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist.batches.batch import in_type
-from lightning_gnn_dist.batches.loading import type_of_model
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.joint import RowsOfRanks
@@ -176,12 +175,14 @@ class Outlook:
         measure: Returns the bytes of a batch with one hop more around each of some lists of nodes; None where it has
             more than so many, or where that hop brings no edge.
         is_whole: Whether the batch of the evaluation is the whole graph.
+        dtype: The type of the model's numbers, if batches are brought to it.
     """
 
     seeds: Evaluated
     source: Callable[[int], BatchSource]
     measure: Callable[[Sequence[Tensor], int], list[int | None]]
     is_whole: Callable[[], bool]
+    dtype: torch.dtype | None
 
 
 class Exactness:
@@ -258,7 +259,7 @@ def _difference(trainer: Trainer, module: LightningModule, outlook: Outlook, num
 
     def rows(more_hops: int) -> Tensor:
         (batch,) = outlook.source(more_hops).make([ids], [BatchKey(0, 0, 0)])
-        batch = for_layers(in_type(batch, type_of_model(trainer)), num_layers).to(trainer.strategy.root_device)
+        batch = for_layers(in_type(batch, outlook.dtype), num_layers).to(trainer.strategy.root_device)
         return _rows_of_seeds(_called(model, batch), batch)
 
     planned, wider = rows(0), rows(1)

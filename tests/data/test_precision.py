@@ -21,8 +21,8 @@ from lightning_gnn_dist import (
     communities,
     save_shards,
 )
-from lightning_gnn_dist.batches.loading import warn_of_slow_bfloat16
 from lightning_gnn_dist.graph.convert import quantize_rows
+from lightning_gnn_dist.homes.run import warn_of_slow_bfloat16
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.data_fitting import trainer
 from tests.sage import SAGE

@@ -30,8 +30,8 @@ from lightning_gnn_dist import (
     communities,
 )
 from lightning_gnn_dist.batches.batches import THREAD_NAME
-from lightning_gnn_dist.batches.loading import SampleOn
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.homes.settings import SampleOn
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.layers.budget import LEAST_BYTES, Host, budget
+from lightning_gnn_dist.homes.run import Host, budget
+from lightning_gnn_dist.homes.settings import LEAST_BYTES
 from lightning_gnn_dist.layers.choice import Counter, Evaluated, Neighbourhoods
 from lightning_gnn_dist.layers.layer_pass import RamPass, Work
 from lightning_gnn_dist.layers.model_layers import ModelLayers

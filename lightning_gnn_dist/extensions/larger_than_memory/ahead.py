@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, bytes_of, store_of_seeds
-from lightning_gnn_dist.batches.loading import Loading, widening
 from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, DeviceStream, Inputs, MadeBulk, handed_out
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Bulk, Tables
+from lightning_gnn_dist.homes.run import widening
+from lightning_gnn_dist.homes.settings import Loading
 from lightning_gnn_dist.sampling.turns import Inquiry, Steps, take_turn
 
 MOST_KNOWN = 8  # bulks whose draws are known when rows are chosen for the cache

@@ -11,7 +11,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import DeviceStream
 from lightning_gnn_dist.engine.apart import Apart, places_of, take_apart
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
@@ -24,6 +23,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
 from lightning_gnn_dist.graph.storage.mapped import Map, MappedRows, all_maps, file_of
 from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.homes.settings import Loading
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 from lightning_gnn_dist.sampling.turns import Steps, at_once
 

@@ -18,9 +18,8 @@ from lightning_gnn_dist.extensions.larger_than_memory.sweep import CHUNKS
 from lightning_gnn_dist.graph.graph import Graph, bytes_per_node
 from lightning_gnn_dist.homes.local_graph import Plan
 from lightning_gnn_dist.homes.residency import BYTES_BESIDE, bytes_held
-from lightning_gnn_dist.homes.run import RunContext
+from lightning_gnn_dist.homes.run import Host, RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.layers.budget import Host
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import SampleOn
 from lightning_gnn_dist.batches.source import Crossing, stream_to
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import bytes_of_tables, drawn_there, draws_anywhere
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import (
@@ -27,6 +26,7 @@ from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
 from lightning_gnn_dist.graph.storage.mapped import WINDOW_BYTES, Map, MappedRows, all_maps
 from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.homes.settings import SampleOn
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.memory import free_on

@@ -22,8 +22,8 @@ from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, Fil
 from lightning_gnn_dist.extensions.larger_than_memory.placement import Place, Placement, release
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.local_graph import LocalGraph
+from lightning_gnn_dist.homes.run import Host
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.layers.budget import Host
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 

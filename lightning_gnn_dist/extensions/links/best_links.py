@@ -10,7 +10,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import type_of_model
 from lightning_gnn_dist.checks import (
     check_at_least,
     check_choice,
@@ -27,7 +26,7 @@ from lightning_gnn_dist.extensions.passes.prediction import check_budget, check_
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.shard import Bounds, holds_shards
 from lightning_gnn_dist.graph.storage.parquet_rows import check_ids_of, check_no_file, check_rows_file
-from lightning_gnn_dist.layers.budget import BUDGET_BYTES
+from lightning_gnn_dist.homes.run import BUDGET_BYTES, type_of_model
 from lightning_gnn_dist.layers.model_layers import layers_of_model
 from lightning_gnn_dist.layers.through_layers import has_layers, layers_in
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import ENDS
-from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.boundary.auto import Auto, boundary_of
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import check_instance, check_path, shown
@@ -42,7 +41,7 @@ from lightning_gnn_dist.homes.access import (
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.run import RunContext
-from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching
+from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching, Loading
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.base import Cut
 from lightning_gnn_dist.partition.random import RandomPartitioner

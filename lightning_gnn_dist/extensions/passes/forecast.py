@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from lightning_gnn_dist.layers.budget import halved
+from lightning_gnn_dist.homes.run import halved
 from lightning_gnn_dist.wire.memory import free_on, held_bytes, peak_bytes, reset_peak
 
 _FIRST = 4  # the first batch takes this part of what others may

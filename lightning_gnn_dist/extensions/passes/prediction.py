@@ -20,7 +20,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import type_of_model
 from lightning_gnn_dist.callbacks.shared_rows import SharedRows
 from lightning_gnn_dist.checks import (
     MAX_INTEGER,
@@ -42,7 +41,8 @@ from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, 
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.user_ids import NodeColumns, columns_for
-from lightning_gnn_dist.layers.budget import BUDGET_BYTES, LEAST_BYTES
+from lightning_gnn_dist.homes.run import BUDGET_BYTES, type_of_model
+from lightning_gnn_dist.homes.settings import LEAST_BYTES
 from lightning_gnn_dist.layers.layer_pass import Work, agreed_forms, ids_of
 from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in

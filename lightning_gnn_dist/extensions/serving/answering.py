@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import in_type
-from lightning_gnn_dist.batches.loading import Loading, type_of_model, type_that_stays, widening
 from lightning_gnn_dist.checks import check_instance, shown
 from lightning_gnn_dist.data.datamodule import PartitionedDataModule, what_is_judged
 from lightning_gnn_dist.extensions.serving.extended_graph import ExtendedGraph, ServedSampler
@@ -25,6 +24,8 @@ from lightning_gnn_dist.extensions.serving.question import Form, Limits, Questio
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
+from lightning_gnn_dist.homes.run import type_of_model, type_that_stays, widening
+from lightning_gnn_dist.homes.settings import Loading
 from lightning_gnn_dist.layers.layered_loader import for_layers
 from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
 from lightning_gnn_dist.layers.through_layers import has_layers, layers_in, needs_whole_graph

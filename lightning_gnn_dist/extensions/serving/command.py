@@ -16,7 +16,7 @@ from lightning_gnn_dist.extensions.links.ranking import LeftOut
 from lightning_gnn_dist.extensions.serving.answering import Answerer
 from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
 from lightning_gnn_dist.extensions.serving.question import Limits
-from lightning_gnn_dist.layers.budget import BUDGET_BYTES
+from lightning_gnn_dist.homes.run import BUDGET_BYTES
 
 _NEEDS = "starlette", "uvicorn"
 

@@ -15,7 +15,6 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import type_of_model
 from lightning_gnn_dist.extensions.links.best_links import check_ranks, links_of
 from lightning_gnn_dist.extensions.links.link_datamodule import LinkDataModule
 from lightning_gnn_dist.extensions.links.ranking import Best, KnownBySender, LeftOut, Nodes
@@ -25,6 +24,7 @@ from lightning_gnn_dist.extensions.serving.answering import NODES_AT_ONCE, NodeR
 from lightning_gnn_dist.extensions.serving.question import Form, Limits, Question, shards_are_not_served
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.user_ids import known_ids, named
+from lightning_gnn_dist.homes.run import type_of_model
 from lightning_gnn_dist.layers.through_layers import Layer, needs_whole_graph, through_layers
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.channel import open_channel

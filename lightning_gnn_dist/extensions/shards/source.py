@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.loading import Loading
 from lightning_gnn_dist.batches.source import DeviceStream
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.kernels import Array
@@ -37,6 +36,7 @@ from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSamp
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
+from lightning_gnn_dist.homes.settings import Loading
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler

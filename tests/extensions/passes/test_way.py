@@ -16,7 +16,7 @@ from lightning_gnn_dist.extensions.passes.nodes import WholeNodes
 from lightning_gnn_dist.extensions.passes.row_table import Room, RowTable
 from lightning_gnn_dist.extensions.passes.way import UnderWay, WayAndBack
 from lightning_gnn_dist.graph.storage.mapped import all_maps
-from lightning_gnn_dist.layers.budget import LEAST_BYTES
+from lightning_gnn_dist.homes.settings import LEAST_BYTES
 from lightning_gnn_dist.layers.layer_pass import Work
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.layers.models import Appnp, Sage, graph_of, uneven_data, whole_rows
