@@ -38,7 +38,7 @@ from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import (
     expected_reads,
     most_read,
 )
-from lightning_gnn_dist.layers import budget
+from lightning_gnn_dist.homes import run as run_module
 from tests.data_fitting import trainer
 from tests.extensions.inductive.test_inductive import Net, whole
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
@@ -276,7 +276,7 @@ def test_a_fit_that_will_be_slow_says_so(
     needed = needs(data_of(path, chunks), 1, is_cut=chunks is not None).of_host(1)
     for free, count in ((needed - 1, 1), (needed, 0)):
         logged.clear()
-        monkeypatch.setattr(budget, "free_bytes", lambda free=free: free)
+        monkeypatch.setattr(run_module, "free_bytes", lambda free=free: free)
         fit(data_of(path, chunks))
         said = [text for text in logged if "it will be slow" in text]
         assert len(said) == count
@@ -285,7 +285,7 @@ def test_a_fit_that_will_be_slow_says_so(
 
 def test_a_fit_that_would_be_killed_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     least = needs(data_of(path, 3), 1).least
-    monkeypatch.setattr(budget, "free_bytes", lambda: least - 1)
+    monkeypatch.setattr(run_module, "free_bytes", lambda: least - 1)
     with pytest.raises(ValueError, match=r"parts alone take .* it would be killed: save features as float16; or take"):
         fit(data_of(path, 3))
 
@@ -299,7 +299,7 @@ def test_rows_of_all_types_may_be_read_from_files(tmp_path: Path, logged: list[s
         for loading in (Loading(), Loading(cache_bytes=1000))
     )
     whole, some, run = needs(plain, 1, is_cut=False), needs(cached, 1, is_cut=False), plain._running
-    run = replace(run, hosts=(budget.Host(whole.of_host(1) - 1, 1),))
+    run = replace(run, hosts=(run_module.Host(whole.of_host(1) - 1, 1),))
     assert (some.held, some.mapped) == (1000, whole.mapped - rows)
     Needs.check(plain._home.plan_for(1), run, is_cut=False, sweeps=True)  # type: ignore[attr-defined]
     room = whole.of_host(1) - 1 - whole.mapped + rows - whole.batches // 4 - BESIDE
@@ -311,7 +311,7 @@ def test_the_host_that_has_least_counts(path: Path, logged: list[str]) -> None:
     data = data_of(path)
     run, home = data._running, data._home
     whole = needs(data, 1, is_cut=False)
-    hosts = budget.Host(whole.of_host(1), 1), budget.Host(whole.of_host(2) - 1, 2), budget.Host(1 << 40, 9)
+    hosts = run_module.Host(whole.of_host(1), 1), run_module.Host(whole.of_host(2) - 1, 2), run_module.Host(1 << 40, 9)
     run = replace(run, hosts=hosts)
     Needs.check(home.plan_for(1), run, is_cut=False, sweeps=False)  # type: ignore[attr-defined]
     assert "each of its 2 ranks takes" in "".join(logged) and "start fewer ranks" in "".join(logged)
@@ -331,7 +331,7 @@ def large_path(tmp_path: Path) -> Path:
 
 
 def has_free(num_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(budget, "free_bytes", lambda: num_bytes)
+    monkeypatch.setattr(run_module, "free_bytes", lambda: num_bytes)
 
 
 def source_of(data: Any) -> Any:
