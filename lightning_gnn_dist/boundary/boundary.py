@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batches import Learning
 from lightning_gnn_dist.batches.one_hop import Run
-from lightning_gnn_dist.checks import brief, check_instance, shown
+from lightning_gnn_dist.checks import brief, shown
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph, bytes_per_node
@@ -213,11 +213,6 @@ class Halo(Boundary):
                 room -= nodes.numel()
             held.append(nodes)
         return held[1:]
-
-
-def check_boundary(boundary: object) -> None:
-    """Refuse a value that is no ``Boundary``."""
-    check_instance("boundary", boundary, Boundary, "an object such as Isolated(), Halo() or Exchange()")
 
 
 def check_seed_hops(boundary: Boundary, *, is_typed: bool = False, of_edges: bool = False) -> None:

@@ -21,7 +21,7 @@ from torch_geometric.data import Data, HeteroData
 from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, Passes
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.boundary.auto import Auto, boundary_of
-from lightning_gnn_dist.boundary.boundary import Boundary, check_boundary
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import (
     check_at_least,
@@ -284,7 +284,8 @@ class GraphDataModule(LightningDataModule):
         )
         if self._home.exchanges:
             self._train_batches.move_to(0)  # now, as all ranks are here
-        return self._kept(self._train_batches)
+        self._loaders.append(self._train_batches)
+        return self._train_batches
 
     def val_dataloader(self) -> Batches:
         return self._evaluates(self._judging.judged("val"))
@@ -418,11 +419,8 @@ class GraphDataModule(LightningDataModule):
     # What it is made of.
 
     def _evaluates(self, judged: Judged) -> Batches:
-        return self._kept(evaluation_of(judged, self._judging.home, self.exactness, self))
-
-    def _kept(self, loader: Batches) -> Batches:
-        self._loaders.append(loader)
-        return loader
+        self._loaders.append(evaluation_of(judged, self._judging.home, self.exactness, self))
+        return self._loaders[-1]
 
     def _learning(self, part: Graph, num_batches: int, holder: Holder) -> Learning:
         if self._home.exchanges:
@@ -540,7 +538,7 @@ class PartitionedDataModule(GraphDataModule):
         if coverage is not None:
             check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')
         asked = boundary_of(boundary, of_edges=False, is_in_shards=not isinstance(where, Graph), is_for_parts=False)
-        check_boundary(asked)
+        check_instance("boundary", asked, Boundary, "an object such as Isolated(), Halo() or Exchange()")
         asked.check_settings(settings)
         running, values = RunContext(settings), ValueCheck(is_on=settings.loading.check_values)
         self._given: dict[str, Any] = {"sampler": given, "batch_size": batch_size, "seed": seed, "loading": loading}

@@ -50,10 +50,11 @@ class ValueCheck:
         """
         if not self.is_on or not nodes.numel():
             return
-        labels, rows_of = _labels_of(graph, nodes)
+        kind = graph.types.node_types[int(graph.types.type_of(nodes[:1]))]
+        labels = graph.types.node_arrays[kind].get("y")
         if labels is None:
             return
-        used = labels[rows_of.to(labels.device)]
+        used = labels[(nodes - graph.types.nodes_of(kind).start).to(labels.device)]
         if labels.is_floating_point():
             # Of several labels some may be missing.
             rows = used.reshape(len(used), -1)
@@ -89,12 +90,6 @@ def _check_arrays(graph: Graph) -> None:
 def _ends(graph: Graph, position: int) -> str:
     receiver = int(torch.searchsorted(graph.indptr, torch.tensor(position), right=True)) - 1
     return f"from {_name(graph, int(graph.indices[position]))} to {_name(graph, receiver)}"
-
-
-def _labels_of(graph: Graph, nodes: Tensor) -> tuple[Tensor | None, Tensor]:
-    """The labels of a graph, or of the type of some of its nodes, and the rows of these."""
-    kind = graph.types.node_types[int(graph.types.type_of(nodes[:1]))]
-    return graph.types.node_arrays[kind].get("y"), nodes - graph.types.nodes_of(kind).start
 
 
 def _first_bad(array: Tensor | None) -> int | None:

@@ -330,14 +330,28 @@ class LocalGraph(GraphAccess):
 
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
         """Compare what a fit takes with the memory that is there: the graph is open, and was looked at."""
-        if is_fit and self._may_lack_memory():
+        most, bulk_size = bytes_held(self.whole), self.running.settings.loading.bulk_size
+        of_rank = (4 * bulk_size + 3) * most + _BESIDE  # if all is counted as large as it can be
+        if is_fit and any(host.ranks * of_rank + 2 * most > host.free for host in self.running.hosts):
             extension("memory of a fit").check(
                 self.plan, self.running, is_cut=self.is_cut, sweeps=self._shown_edges is None
             )
 
     def check_run(self, num_batches: int) -> None:
-        """Refuse a fit of so many batches in a pass in which some rank has nothing to learn in some super-epoch."""
-        self.plan.check_run(self._num_super_epochs(num_batches))
+        """Refuse a fit of so many batches in a pass in which some rank has nothing to learn in some super-epoch.
+
+        All ranks raise or none. Each epoch counts as if it were a pass.
+        """
+        trainer, every = self.running.trainer, self.every()
+        if every is None:
+            return
+        num_super_epochs = 1.0
+        if trainer is not None:
+            steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
+            epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
+            passes = min(steps * trainer.accumulate_grad_batches / num_batches, epochs * self.turns())
+            num_super_epochs = passes / every
+        self.plan.check_run(num_super_epochs)
 
     def close(self) -> None:
         super().close()
@@ -371,21 +385,6 @@ class LocalGraph(GraphAccess):
         for each in (self._evaluation, self._sources, self._parts):
             figures |= {} if each is None else each.figures
         return figures
-
-    def _may_lack_memory(self) -> bool:
-        """Return whether a fit might take more memory than some host has, if all is counted as large as it can be."""
-        most, bulk_size = bytes_held(self.whole), self.running.settings.loading.bulk_size
-        of_rank = (4 * bulk_size + 3) * most + _BESIDE
-        return any(host.ranks * of_rank + 2 * most > host.free for host in self.running.hosts)
-
-    def _num_super_epochs(self, num_batches: int) -> float:
-        """Return the super-epochs of a run of so many batches in a pass, as if each epoch were a pass."""
-        trainer, every = self.running.trainer, self.every()
-        if trainer is None or every is None:
-            return 1
-        steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
-        epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
-        return min(steps * trainer.accumulate_grad_batches / num_batches, epochs * self.turns()) / every
 
     # The boundary.
 

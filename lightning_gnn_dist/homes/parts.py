@@ -288,7 +288,8 @@ class PartSwitcher:
             part = self._take(super_epoch)
             self._record(super_epoch, part, time.perf_counter() - started)
             self._current = super_epoch, part if self._changes else replace(part, rows=None)
-            self._read_ahead(super_epoch + 1, part)
+            if self._thread is not None:
+                self._next = super_epoch + 1, self._thread.submit(self._reader.read, super_epoch + 1, part)
         return self._current[1].graph
 
     def current(self) -> Graph:
@@ -325,10 +326,6 @@ class PartSwitcher:
         if ahead is not None and ahead[0] == super_epoch:
             return ahead[1].result()
         return self._reader.read(super_epoch, self._current[1] if self._current else None)
-
-    def _read_ahead(self, super_epoch: int, part: ReadPart) -> None:
-        if self._thread is not None:
-            self._next = super_epoch, self._thread.submit(self._reader.read, super_epoch, part)
 
     def _record(self, super_epoch: int, part: ReadPart, waited: float) -> None:
         self.switches += self._current is not None

@@ -197,11 +197,6 @@ class BatchSettings:
         return self.evaluation.sampler is None and not isinstance(self.of_parts(), SeesByTime)
 
     @property
-    def draws_by_time(self) -> bool:
-        """Whether some sampler shows each seed what was before it. All or none do."""
-        return any(isinstance(sampler, SeesByTime) for sampler in self.samplers)
-
-    @property
     def leaves_types_out(self) -> bool:
         """Whether some hop draws no edge of some type. An evaluation then does so, too."""
         ours = self.of_parts()

@@ -522,12 +522,10 @@ def agreed_forms(channel: Channel, likes: RowsOfTypes, says: str) -> RowsOfTypes
         )
     if len(agreed) == 1 and not int(agreed[0, 0]):
         agreed[0, 0] = 1  # nobody wants a row where no part has a boundary
-    return [_of_form(form) for form in agreed.tolist()]
-
-
-def _of_form(form: list[int]) -> Tensor | None:
-    is_there, dtype, dims, *shape = form
-    return torch.empty((0, *shape[:dims]), dtype=_DTYPES[dtype]) if is_there else None
+    return [
+        torch.empty((0, *shape[:dims]), dtype=_DTYPES[dtype]) if is_there else None
+        for is_there, dtype, dims, *shape in agreed.tolist()
+    ]
 
 
 def ids_of(nodes: Tensor | range) -> Tensor:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from torch import Tensor, nn
@@ -121,7 +121,7 @@ class ReadyRows:
         self._end()
         if self._is_off or not (self._trainer.evaluating or self._trainer.predicting):  # else ranks may not all be here
             return None
-        model = layers_of_model(self._module)
+        model = layers_of_model(self._trainer.lightning_module)
         if not self._agree(None if model is None or is_in_training(model.owner) else ModelState(model.owner).digest):
             return None
         assert model is not None
@@ -145,10 +145,6 @@ class ReadyRows:
     def _note_that_asked(self) -> None:
         self._was_asked = True
 
-    @property
-    def _module(self) -> LightningModule:
-        return self._trainer.lightning_module
-
     def _agree(self, digest: int | None) -> bool:
         """Return whether ranks have the same model, and any has asked for rows in the evaluation before. Collective.
 
@@ -164,7 +160,7 @@ class ReadyRows:
             log.info(
                 "The layers of %s were computed for all nodes, and nobody asked for them: from now on it is evaluated "
                 "on full neighbourhoods. Let forward() return through_layers(self, batch).",
-                type(self._module).__name__,
+                type(self._trainer.lightning_module).__name__,
             )
         return not self._is_off and digest is not None and bool(digests.eq(digest).all())
 

@@ -16,6 +16,7 @@ from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.model_layers import against_running_layers
 from lightning_gnn_dist.rules import check_fields
+from lightning_gnn_dist.sampling.base import SeesByTime
 
 Every = Literal["round"]
 
@@ -53,7 +54,7 @@ class History(Boundary):
                 f"boundary=History() computes rows by edges of all types, and {settings.of_parts()} leaves some out: "
                 "give each edge type a number above 0, or take boundary=Halo()."
             )
-        if settings.draws_by_time:
+        if any(isinstance(sampler, SeesByTime) for sampler in settings.samplers):
             raise ValueError(
                 "boundary=History() keeps one row of each node, whatever the time of the seed that reads it, and "
                 f"{settings.of_parts()} draws by time: take Isolated(), Halo() or Fetch()."

@@ -285,7 +285,11 @@ class GraphTypes:
         for rows in row_slices(indptr):
             at = slice(int(indptr[rows.start]), int(indptr[rows.stop]))
             kinds, senders = self.edge_type[at].to(torch.int64), indices[at]
-            self._check_kinds(kinds)
+            if kinds.numel() and not 0 <= int(kinds.min()) <= int(kinds.max()) < len(self.edge_types):
+                raise ValueError(
+                    f"edge_type must lie in [0, {len(self.edge_types)}), got {int(kinds.min())} to {int(kinds.max())}: "
+                    "save the graph again."
+                )
             row = torch.arange(rows.start, rows.stop).repeat_interleave(indptr[rows.start : rows.stop + 1].diff())
             is_wrong = (self.type_of_senders(senders) != ends[0][kinds]) | (self.type_of(row) != ends[1][kinds])
             is_wrong[1:] |= (kinds[1:] < kinds[:-1]) & (row[1:] == row[:-1])
@@ -299,13 +303,6 @@ class GraphTypes:
             counts += torch.bincount(kinds, minlength=counts.numel())
         if tuple(counts.tolist()) != self.num_edges:
             raise ValueError(f"num_edges says {self.num_edges}, and edge_type {counts.tolist()}: save the graph again.")
-
-    def _check_kinds(self, kinds: Tensor) -> None:
-        if kinds.numel() and not 0 <= int(kinds.min()) <= int(kinds.max()) < len(self.edge_types):
-            raise ValueError(
-                f"edge_type must lie in [0, {len(self.edge_types)}), got {int(kinds.min())} to {int(kinds.max())}: "
-                "save the graph again."
-            )
 
     @cached_property
     def _starts(self) -> Tensor:
