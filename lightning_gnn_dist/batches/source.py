@@ -35,7 +35,6 @@ from lightning_gnn_dist.batches.batch import (
     gathered,
     store_of_seeds,
 )
-from lightning_gnn_dist.batches.one_hop import Run, part_batch_of
 from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen, gather_rows
 from lightning_gnn_dist.engine.apart import Apart, in_types, places_of, take_apart
 from lightning_gnn_dist.engine.lending import pinned_pool, sent
@@ -413,6 +412,7 @@ WRITTEN = (
 
 
 Inputs = Sequence[Tensor]  # for each batch, the place of each seed in what its loader was asked for
+Finish = Callable[[SampledData], SampledData]
 BulkSeeds = tuple[Sequence[Tensor], Sequence[BatchKey], Inputs | None]  # seeds, keys and inputs of a bulk
 MadeBulk = tuple[int, Iterator[SampledData]]  # how many batches, and the batches
 
@@ -490,7 +490,7 @@ class GraphSource(BatchSource):
         all_labels: Give ``y`` a row for each node, not for each seed alone.
         num_ids: Seeds must lie below this number. Default: the number of nodes.
         stream: Brings batches to a device. Default: they stay where they are made.
-        run: Runs layers on the batches, whose edges are then not handed out. Default: layers run on these edges.
+        finish: Makes of each batch what is handed out. Default: the batch itself.
         crossing: Counts the bytes of batches in RAM that are sent to a device.
     """
 
@@ -503,14 +503,14 @@ class GraphSource(BatchSource):
         all_labels: bool = True,
         num_ids: int | None = None,
         stream: DeviceStream | None = None,
-        run: Run | None = None,
+        finish: Finish | None = None,
         crossing: Crossing | None = None,
     ) -> None:
         if not isinstance(sampler, Sampler) or isinstance(sampler, type):
             raise TypeError(f"sampler must be one like NeighborSampler([15, 10]), got {sampler!r}.")
         super().__init__(graph.num_nodes if num_ids is None else num_ids, stream)
         self._graph, self._sampler = graph, sampler
-        self._widen, self._all_labels, self._run, self._crossing = widen, all_labels, run, crossing
+        self._widen, self._all_labels, self._finish, self._crossing = widen, all_labels, finish, crossing
         self._files: FileRows | None = None
         self._constant: tuple[Sample, SampledData, list[int]] | None = None
 
@@ -523,8 +523,8 @@ class GraphSource(BatchSource):
     ) -> Iterator[SampledData]:
         graph, sampler = self._where()
         how = graph, sampler, seeds, keys, inputs
-        batches, run = handed_out(lambda: self._batches_around(*how), self._stream), self._run
-        return batches if run is None else (part_batch_of(batch, run) for batch in batches)
+        batches = handed_out(lambda: self._batches_around(*how), self._stream)
+        return batches if self._finish is None else map(self._finish, batches)
 
     def spare_memory(self) -> None:
         self._files = FileRows(self._graph)

@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batches import Learning
-from lightning_gnn_dist.batches.one_hop import Run
+from lightning_gnn_dist.batches.source import Finish
 from lightning_gnn_dist.checks import brief, shown
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.convert import index_dtype
@@ -47,8 +47,8 @@ class Outside:
         """
         raise NotImplementedError
 
-    def of_batches(self, part: Graph, *, are_whole: bool) -> tuple[Graph, Run | None]:
-        """Return a part as its batches show it, and what runs layers on them, if that is not the module alone.
+    def of_batches(self, part: Graph, *, are_whole: bool) -> tuple[Graph, Finish | None]:
+        """Return a part as its batches show it, and what makes of each what is handed out.
 
         Args:
             part: What the rank holds.

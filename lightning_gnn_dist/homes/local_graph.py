@@ -15,8 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_gnn_dist.batches.one_hop import Run
-from lightning_gnn_dist.batches.source import BatchSource, Crossing
+from lightning_gnn_dist.batches.source import BatchSource, Crossing, Finish
 from lightning_gnn_dist.boundary.auto import Auto, Parts, Pass, chosen, kept, short_name
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, check_seed_hops
 from lightning_gnn_dist.boundary.coverage import Coverage
@@ -501,8 +500,8 @@ class LocalGraph(GraphAccess):
     # Batches.
 
     def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, BatchSource]:
-        graph, run = self.outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
-        return seeds, self.source(graph, sampler, run=run)
+        graph, finish = self.outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
+        return seeds, self.source(graph, sampler, finish=finish)
 
     def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
         return self.source(self.graph, sampler, num_ids)
@@ -523,13 +522,15 @@ class LocalGraph(GraphAccess):
         graph: Graph,
         sampler: Sampler,
         num_ids: int | None = None,
-        run: Run | None = None,
+        finish: Finish | None = None,
         sources: Any = None,
     ) -> BatchSource:
         """Return the source of batches of a part or of the whole graph, made where ``loading`` says."""
-        sources = sources or self._sources
-        made = None if sources is None else sources.source(self, graph, sampler, num_ids, run)
-        return self.source_in_ram(graph, sampler, num_ids, run=run, crossing=self.crossing) if made is None else made
+        if (sources := sources or self._sources) is not None:
+            made: BatchSource | None = sources.source(self, graph, sampler, num_ids, finish)
+            if made is not None:
+                return made
+        return self.source_in_ram(graph, sampler, num_ids, finish=finish, crossing=self.crossing)
 
     # Rows of nodes outside the part.
 

@@ -181,12 +181,7 @@ class _InPlace:
         graph, receives = self.sizes, Lookup(torch.cat(hops)).contains(nodes)
         num_edges = count_edges(graph.indptr, nodes[receives])
         self.bytes_read = nodes.numel() * bytes_per_node(graph) + num_edges * _bytes_per_edge(graph)
-        if have_names(graph.types):
-            return typed_graph(*induced(graph.indptr, graph.indices, graph.types, nodes, receives), node_arrays={})
-        rows = PartRows(graph.indptr, graph.indices, graph.edge_arrays)
-        indptr, senders, edges = edges_among(rows, nodes[receives], nodes, receives)
-        arrays = {name: take_rows(array, nodes) for name, array in graph.node_arrays.items()}
-        return checked_graph(indptr, senders, arrays, edges)
+        return typed_graph(*induced(graph.indptr, graph.indices, graph.types, nodes, receives), node_arrays={})
 
 
 class _Copies(RowReading):

@@ -19,7 +19,6 @@ from lightning_gnn_dist.batches.batches import Deal, NoSeedsError, Order
 from lightning_gnn_dist.batches.one_hop import (
     LayerView,
     Nodes,
-    OfPart,
     RowsOfTypes,
     one_hop,
     seen_by_layers,
@@ -27,6 +26,7 @@ from lightning_gnn_dist.batches.one_hop import (
 from lightning_gnn_dist.batches.source import WRITTEN, BatchSource, Inputs, writes_of
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, has_ids
 from lightning_gnn_dist.extensions.exchange.row_exchange import Route, RowExchange, tied
+from lightning_gnn_dist.extensions.passes.part_batch import RunsLayers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, edge_positions, starts_of
 from lightning_gnn_dist.graph.typed.names import TypeNames
@@ -250,7 +250,7 @@ class LayerRun:
         self._ends = [tuple(map(types.node_types.index, kind[::2])) for kind in types.edge_types]
         self._seen: tuple[Block, list[LayerView]] | None = None
 
-    def __call__(self, batch: OfPart, layers: Sequence[Layer]) -> Tensor:
+    def __call__(self, batch: RunsLayers, layers: Sequence[Layer]) -> Tensor:
         plans = self._plan.layers
         if len(layers) != len(plans):
             raise ValueError(
@@ -271,7 +271,7 @@ class LayerRun:
             rows = layer_rows(layers[index], one_hop(first, seen[index], x), index)
         return tied(of_seeds(batch, rows), thread, self._weight)
 
-    def _seen_by_layers(self, batch: OfPart) -> list[LayerView]:
+    def _seen_by_layers(self, batch: RunsLayers) -> list[LayerView]:
         """Return what each layer sees of the batch. It is found once for its blocks, which change with the device."""
         outermost = batch.outermost
         if self._seen is None or self._seen[0] is not outermost[0]:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import in_type, store_of_seeds
 from lightning_gnn_dist.batches.batches import Learning
-from lightning_gnn_dist.batches.one_hop import part_batch_of
 from lightning_gnn_dist.batches.source import Content, made_of
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Outside
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.extensions.exchange.batch import ExchangeSource, LayerRun, OneBatch, exchange_plan
 from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange, Thrift
+from lightning_gnn_dist.extensions.passes.part_batch import part_batch_of
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import GraphAccess

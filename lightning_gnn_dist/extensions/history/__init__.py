@@ -5,5 +5,5 @@
 boundary.py        ``History``, and what it does not go with
 meeting_rows.py    which rows a rank needs, how ranks compute them at meetings, and layers on batches that read them
 
-It comes in as a ``Boundary``, whose ``Outside`` a run's meetings refresh, and needs no other extension.
+It comes in as a ``Boundary``, whose ``Outside`` a run's meetings refresh. ``passes`` computes the rows.
 """

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
-from lightning_gnn_dist.batches.one_hop import OfPart, RowsOfTypes, Run, seen_by_layers
+from lightning_gnn_dist.batches.one_hop import RowsOfTypes, seen_by_layers
+from lightning_gnn_dist.batches.source import Finish
 from lightning_gnn_dist.boundary.boundary import Outside
 from lightning_gnn_dist.extensions.passes.layer_pass import LayerPass
 from lightning_gnn_dist.extensions.passes.nodes import OwnNodes, folder_beside
+from lightning_gnn_dist.extensions.passes.part_batch import RunsLayers, part_batch_of
 from lightning_gnn_dist.extensions.passes.row_table import Ids, RowTables
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
@@ -84,14 +87,14 @@ class MeetingRows(Outside):
         self._rows: tuple[Graph, HistoricRows] | None = None
         self._channel: MeetingChannel | None = None
 
-    def of_batches(self, part: Graph, *, are_whole: bool) -> tuple[Graph, Run]:
+    def of_batches(self, part: Graph, *, are_whole: bool) -> tuple[Graph, Finish]:
         rows = self._rows_of(part)
 
         def with_places() -> Graph:
             of_whole = self._arrays_of_whole_graph(part) if are_whole else {}
             return with_arrays(self.home.shown(part), of_whole | {PLACE: rows.places})
 
-        return remembered(part, "with places of rows", with_places), rows
+        return remembered(part, "with places of rows", with_places), partial(part_batch_of, run=rows)
 
     def refresh(self, super_epoch: int) -> None:
         run, part = self.home.running, self.home.own_parts().at(super_epoch)
@@ -176,7 +179,7 @@ class HistoricRows:
             tables = self._pass.tables(layers[:-1], self._planned) if self._planned else ()
             self._tables = [self._taken(table, counts) for table, counts in zip(tables, self._counts, strict=True)]
 
-    def __call__(self, batch: OfPart, layers: Sequence[Layer]) -> Any:
+    def __call__(self, batch: RunsLayers, layers: Sequence[Layer]) -> Any:
         """Run the layers on a batch of the part, and return the rows of its seeds. Not collective."""
         self._check(layers)
         if len(self._tables) < len(self._counts):
@@ -196,7 +199,7 @@ class HistoricRows:
         device = self._pass.work.device
         return [rows if rows is None else rows.to(device) for rows in tables.take(self._first(counts))]
 
-    def _replaced(self, batch: OfPart, rows: RowsOfTypes, layer: int) -> RowsOfTypes:
+    def _replaced(self, batch: RunsLayers, rows: RowsOfTypes, layer: int) -> RowsOfTypes:
         """Return a layer's rows with those of the last meeting for nodes outside the part."""
         replaced = RowsOfTypes()
         for store, own, table in zip(batch.node_stores, rows, self._tables[layer], strict=True):

@@ -13,8 +13,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.one_hop import Run
-from lightning_gnn_dist.batches.source import GraphSource, stream_to
+from lightning_gnn_dist.batches.source import Finish, GraphSource, stream_to
 from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import KINDS, draws_anywhere
@@ -73,10 +72,10 @@ class RowsInFiles:
         return {} if self.rows is None else self.rows.figures
 
     def source(
-        self, home: LocalGraph, graph: Graph, sampler: Sampler, num_ids: int | None, run: Run | None
+        self, home: LocalGraph, graph: Graph, sampler: Sampler, num_ids: int | None, finish: Finish | None
     ) -> FileSource | None:
         """Return the source of batches of the whole graph; None of a part, and if the cache would hold all rows."""
-        if run is not None:
+        if finish is not None:
             return None
         if self.rows is None:
             self.rows = DiskRows.of(home.graph, self._cache_bytes)
@@ -136,7 +135,7 @@ class RowsOnDevices:
                 )
 
     def source(
-        self, home: LocalGraph, graph: Graph, sampler: Sampler, num_ids: int | None, run: Run | None
+        self, home: LocalGraph, graph: Graph, sampler: Sampler, num_ids: int | None, finish: Finish | None
     ) -> GraphSource:
         """Return the source of batches of a part or of the whole graph."""
         settings, loading = home.running.settings, home.running.settings.loading
@@ -153,7 +152,7 @@ class RowsOnDevices:
             crossing=home.crossing,
         )
         kind = partial(PlacedSource, placement=placement)
-        return home.source_in_ram(graph, sampler, num_ids, kind=kind, run=run)
+        return home.source_in_ram(graph, sampler, num_ids, kind=kind, finish=finish)
 
     def close(self, graph: Graph) -> None:
         """Drop what of the graph lies on devices."""

@@ -139,12 +139,14 @@ def induced(
     if bool((number[1:] < number[:-1]).any()):
         raise ValueError("nodes must be in the order of their types, where ids increase: give nodes.sort().values.")
     kept, receivers = [nodes[:0]], nodes if receives is None else nodes[receives]
-    starts, senders, _ = induced_rows(
-        indptr, indices, {}, receivers, Lookup(nodes), index_dtype(nodes.numel()), kept.append
-    )
+    are_told_apart = len(types.edge_types) > 1 or any(types.edge_arrays.values())
+    on_kept = kept.append if are_told_apart else lambda _: None
+    lookup, dtype = Lookup(nodes), index_dtype(nodes.numel())
+    starts, senders, _ = induced_rows(indptr, indices, {}, receivers, lookup, dtype, on_kept)
     if receives is not None:
         starts = starts_of(torch.zeros_like(nodes).masked_scatter_(receives, starts.diff()))
-    return starts, senders, types_of(types, nodes, torch.cat(kept))
+    edges = torch.cat(kept) if are_told_apart else nodes[:1].expand(senders.numel())  # where it does not matter which
+    return starts, senders, types_of(types, nodes, edges)
 
 
 def types_of(

@@ -1,0 +1,94 @@
+"""Batches of a part whose layers run with rows that other ranks compute, in every step or at meetings."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from lightning_gnn_dist.batches.batch import EdgeStore, SampledData, SampledHeteroData
+from lightning_gnn_dist.batches.one_hop import OfPart
+from lightning_gnn_dist.sampling.block import Block
+
+Run: TypeAlias = Callable[["RunsLayers", Sequence[Callable[[Any], Any]]], Any]
+
+_HIDDEN = ("edge_index", "edge_index_dict", "blocks", "adj_t", "adj_t_dict")
+_WHY = (
+    "This batch has no {key}: with boundary=Exchange() ranks send each other rows between the layers, and with "
+    "boundary=History() at meetings. Define layers(), and let forward() return through_layers(self, batch); for one of "
+    "PyG's models, layers() returns layers_of(self.gnn). Within a layer its batch has edges, which it may change."
+)
+
+
+class RunsLayers(OfPart):
+    """Nodes that a rank computes rows for, the seeds first, and senders among other ranks' nodes.
+
+    Its edges are not handed out: a layer that ran on them all at once would take rows for granted that other ranks
+    compute.
+    """
+
+    __dict__: dict[str, Any]
+    node_stores: list[Any]
+    edge_stores: list[Any]
+
+    def through(self, layers: Sequence[Callable[[Any], Any]]) -> Any:
+        return self.__dict__["_run"](self, layers)
+
+    @property
+    def outermost(self) -> list[Block]:
+        """The edges of each type that the first layer computes on."""
+        return [store._blocks[0] for store in self.edge_stores]
+
+    def __getattr__(self, key: str) -> Any:
+        if key in _HIDDEN:
+            raise AttributeError(_WHY.format(key=key))
+        return super().__getattr__(key)  # type: ignore[misc]
+
+
+class PartBatch(RunsLayers, SampledData):
+    """That of a graph without types."""
+
+    @property
+    def edge_index(self) -> Any:
+        raise AttributeError  # __getattr__ says why
+
+    def _found_blocks(self) -> tuple[Block, ...]:
+        return ()
+
+
+class HiddenEdges(EdgeStore):
+    """The edges of one type, of which only the layers see some."""
+
+    @property
+    def num_edges(self) -> int:
+        return int(self._blocks[0].num_edges)
+
+    def __getitem__(self, key: str) -> Any:
+        if key in _HIDDEN:
+            raise AttributeError(_WHY.format(key=key))
+        return super().__getitem__(key)
+
+
+class PartHeteroBatch(RunsLayers, SampledHeteroData):
+    """That of a graph with types."""
+
+    @property
+    def blocks(self) -> Any:
+        raise AttributeError  # __getattr__ says why
+
+
+def part_batch_of(batch: Any, run: Run) -> Any:
+    """The batch with what runs layers on it."""
+    kind = PartBatch if isinstance(batch, SampledData) else PartHeteroBatch
+    part: Any = kind.__new__(kind)
+    part.__dict__.update(copy.copy(batch).__dict__, _run=run)
+    if isinstance(batch, SampledData):
+        part._store._parent = part
+        return part
+    for key, store in part._edge_store_dict.items():
+        hidden = part._edge_store_dict[key] = HiddenEdges(_parent=part, _key=key)
+        hidden.__dict__.update({name: value for name, value in store.__dict__.items() if name != "_parent"})
+        hidden._mapping.pop("edge_index", None)
+    for store in part.stores:
+        store._parent = part
+    return part
