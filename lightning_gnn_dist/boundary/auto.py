@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Fetch, Halo, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Isolated
 from lightning_gnn_dist.checks import brief, in_megabytes, shown
 from lightning_gnn_dist.graph.graph import Graph, bytes_of_part
 from lightning_gnn_dist.graph.rows import degrees_of
@@ -203,25 +203,10 @@ def kept(name: str, num_hops: int, *, offered: Boundary | None) -> tuple[Boundar
     return known[name], f'boundary="auto" is {name}, as in the fit of the checkpoint.'
 
 
-def boundary_of(given: Boundary | str, *, of_edges: bool, is_in_shards: bool, is_for_parts: bool) -> Boundary:
-    """Return the boundary that a data module is given, or what ``"auto"``, the default of all of them, is for it.
-
-    Around edges it is ``Fetch()``, which loses nothing where parts end, and ``Isolated()`` for settings that are about
-    parts. Around nodes it is the most exact one that fits into memory, chosen when a fit begins; in shards, whose ranks
-    cannot count that beforehand, ``Isolated()``.
-
-    Args:
-        given: What the user gives.
-        of_edges: Whether seeds are edges.
-        is_in_shards: Whether no host has the graph.
-        is_for_parts: Whether other settings are about parts: a ``holding``, or a sampler of whole parts.
-    """
+def boundary_of(given: Boundary | str, otherwise: Boundary) -> Boundary:
+    """Return the boundary that a data module is given, or what ``"auto"``, the default of all of them, is for it."""
     if isinstance(given, str):
         if given != "auto":
             raise ValueError(f'boundary must be "auto", or an object such as Isolated() or Halo(), got {shown(given)}.')
-        given = Auto()
-    if not isinstance(given, Auto) or given != Auto():
-        return given
-    if of_edges:
-        return Isolated() if is_for_parts else Fetch()
-    return Isolated() if is_in_shards else given
+        return otherwise
+    return otherwise if isinstance(given, Auto) and given == Auto() else given

@@ -21,7 +21,7 @@ from torch_geometric.data import Data, HeteroData
 from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, Passes
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.boundary.auto import Auto, boundary_of
-from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import (
     check_at_least,
@@ -537,7 +537,8 @@ class PartitionedDataModule(GraphDataModule):
         settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
         if coverage is not None:
             check_instance("coverage", coverage, Coverage, 'an object such as Coverage() or Coverage("batch"), or None')
-        asked = boundary_of(boundary, of_edges=False, is_in_shards=not isinstance(where, Graph), is_for_parts=False)
+        # In shards, whose ranks cannot count beforehand what fits, nothing is chosen.
+        asked = boundary_of(boundary, Auto() if isinstance(where, Graph) else Isolated())
         check_instance("boundary", asked, Boundary, "an object such as Isolated(), Halo() or Exchange()")
         asked.check_settings(settings)
         running, values = RunContext(settings), ValueCheck(is_on=settings.loading.check_values)

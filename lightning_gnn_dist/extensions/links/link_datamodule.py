@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import ENDS
 from lightning_gnn_dist.boundary.auto import Auto, boundary_of
-from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.extensions.links.answers import AnswerEdges, Answers
@@ -131,7 +131,7 @@ class LinkDataModule(GraphDataModule):
         folder = folder_of(split, "split")
         holds = isinstance(holding, Holding) and not holding.is_one_chunk
         is_for_parts = holds or isinstance(sampler, WholePartSampler)
-        boundary = boundary_of(boundary, of_edges=True, is_in_shards=folder is not None, is_for_parts=is_for_parts)
+        boundary = boundary_of(boundary, Isolated() if is_for_parts else Fetch())  # which loses nothing
         known = _known(split, folder, task)
         of_split = (_links_of(known), known.graph.types) if isinstance(known, LinkSplit | Answers) else known.links()
         links, types = of_split
