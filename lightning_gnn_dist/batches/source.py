@@ -217,10 +217,10 @@ class Content(NamedTuple):
         nodes = [Taken(of_nodes[kind], ids) for kind, ids in zip(types.node_types, apart.nodes, strict=True)]
         edges = taken_of_edges(graph, apart) if sample.edge_ids is not None else [Taken({})] * len(apart.rows)
         content = cls.by_types(types, apart, sample, nodes, edges, seed_type)
-        of_part = {} if not have_names(types) else vars(graph).get("node_arrays", {})  # beside the arrays of the types
-        if "coverage" not in of_part:
+        coverage = vars(graph).get("node_arrays", {}).get("coverage")
+        if coverage is None or any("coverage" in arrays for arrays in of_nodes.values()):  # an array like any other
             return content
-        return content._replace(coverage=of_part["coverage"][sample.nodes[: sample.num_sampled_nodes[0]]])
+        return content._replace(coverage=coverage[sample.nodes[: sample.num_sampled_nodes[0]]])
 
     @classmethod
     def by_types(
@@ -233,10 +233,8 @@ class Content(NamedTuple):
         seed_type: str | None = None,
     ) -> Content:
         """Return the content of a sample that was taken apart."""
-        extra = dict(sample.extra)
-        if not have_names(types):  # samplers that weigh know no types
-            weights = {"edge_weight": sample.edge_weight, "node_norm": sample.node_norm}
-            extra = {name: array for name, array in weights.items() if array is not None} | extra
+        weights = {"edge_weight": sample.edge_weight, "node_norm": sample.node_norm}  # of samplers that know no types
+        extra = {name: array for name, array in weights.items() if array is not None} | dict(sample.extra)
         seeds = _seed_type(types, apart, sample) if seed_type is None else seed_type
         return cls(types, apart, nodes, edges, seeds, extra)
 
@@ -304,7 +302,8 @@ def made_of(
         store._mapping |= gathered(arrays, rows, pools_of_type(pool_of, edge_type), widen=widen)
         store._edge_arrays = frozenset(arrays)
     add_drawn = _add_sizes, _add_extra
-    for add in add_drawn if have_names(content.types) else reversed(add_drawn):  # the order in which batches list them
+    is_plain = stores.of_all is stores.of_seeds
+    for add in reversed(add_drawn) if is_plain else add_drawn:  # the order in which batches list them
         add(stores, content)
     made: SampledData = stores.batch
     return made
@@ -317,7 +316,7 @@ def _add_sizes(stores: Stores, content: Content) -> None:
     if content.coverage is not None:
         stores.of_all._mapping["coverage"] = content.coverage
     for kind, store, ids, per_hop in zip(types.node_types, stores.nodes, apart.nodes, apart.num_sampled, strict=True):
-        if have_names(types):
+        if store is not stores.of_all:  # a ``Data`` counts them itself
             store._mapping["num_nodes"] = ids.numel()
         store._mapping["num_sampled_nodes"] = list(per_hop)
         if kind in asked:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import have_names
 
 NODE_ARRAYS, EDGE_ARRAYS = ("x", "x_scale"), ("edge_weight", "edge_attr")  # what models read
 IGNORED = -100  # the label that cross_entropy leaves out
@@ -73,17 +72,16 @@ class ValueCheck:
 
 
 def _check_arrays(graph: Graph) -> None:
-    is_typed = have_names(graph.types)
     for kind, arrays in graph.types.node_arrays.items():
         for name in NODE_ARRAYS:
             if (row := _first_bad(arrays.get(name))) is not None:
                 node = row if "n_id" not in arrays else int(arrays["n_id"][row])
-                of_type = f" of type {kind!r}" if is_typed else ""
+                of_type = f" of type {kind!r}" if kind else ""
                 raise ValueError(f"{name} of node {node}{of_type} is NaN or infinite. {_WAY_OUT}")
     for edge_type, arrays in graph.types.edge_arrays.items():
         for name in EDGE_ARRAYS:
             if (row := _first_bad(arrays.get(name))) is not None:
-                which = f"an edge of type {edge_type}" if is_typed else f"the edge {_ends(graph, row)}"
+                which = f"an edge of type {edge_type}" if any(edge_type) else f"the edge {_ends(graph, row)}"
                 raise ValueError(f"{name} of {which} is NaN or infinite. {_WAY_OUT}")
 
 
