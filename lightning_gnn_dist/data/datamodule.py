@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -89,7 +90,6 @@ class GraphDataModule(LightningDataModule):
         self._task, self._home = task, task.home
         self._judging = task if judging is None else judging
         self._tasks = [task] if judging is None else [task, judging]
-        self.exactness = self._new_exactness()
         super().__init__()
         settings = self._running.settings
         self.sampler, self.batch_size, self.loading = settings.of_parts(), settings.batch_size, settings.loading
@@ -135,10 +135,11 @@ class GraphDataModule(LightningDataModule):
         """What gives batches weights for the loss; None where there are none, or where nothing is lost."""
         return self._home.coverage
 
-    def _new_exactness(self) -> Exactness:
-        """Return what says whether figures of evaluations are those of the whole graph."""
+    @cached_property
+    def exactness(self) -> Exactness:
+        """Says whether figures of evaluations are those of the whole graph."""
         settings = self._running.settings
-        probes = self._judging.probes and settings.probes
+        probes = self._judging.probes and settings.evaluation.probe and settings.evaluates_whole_rows
         return Exactness(settings.of_parts(), settings.evaluation.sampler, probes=probes)
 
     def __str__(self) -> str:
@@ -323,7 +324,8 @@ class GraphDataModule(LightningDataModule):
             task.home.close()
             task.rest()
             task.home.rest()
-        self.exactness.forget()
+        if "exactness" in vars(self):
+            self.exactness.forget()
 
     def on_exception(self, exception: BaseException) -> None:
         """Explain the error and end what runs in the background: after an exception Lightning tears nothing down."""
@@ -338,7 +340,8 @@ class GraphDataModule(LightningDataModule):
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy is one at rest, as for a process that Lightning spawns: of a run there are threads and connections.
-        return vars(self) | self._at_rest() | {"_train_batches": None, "exactness": self._new_exactness()}
+        kept = {name: value for name, value in vars(self).items() if name != "exactness"}
+        return kept | self._at_rest() | {"_train_batches": None}
 
     # What strategies ask for.
     def correction_batches(

@@ -220,11 +220,6 @@ class BatchSettings:
             )
         return int(said)
 
-    @property
-    def probes(self) -> bool:
-        """Whether a few seeds are computed with one more hop before an evaluation."""
-        return self.evaluation.probe and self.evaluates_whole_rows
-
     def _check_samplers(self) -> None:
         """Refuse samplers of other hops, those of which one sees what another must not, and labels of all times."""
         ours, sight = self.of_parts(), _sight_of(self.of_parts())
