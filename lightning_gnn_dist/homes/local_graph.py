@@ -71,7 +71,7 @@ class Plan:
     holding: Holding
     num_parts: int
     seed: int
-    look_alike: bool
+    look_alike: bool = False
 
     @property
     def residency(self) -> Residency:
