@@ -69,13 +69,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.graph.user_ids import Columns
 
 
-def joined(fingerprints: Sequence[str]) -> str:
-    """Return one fingerprint for several graphs."""
-    if len(fingerprints) == 1:
-        return fingerprints[0]
-    return hashlib.blake2b(" ".join(fingerprints).encode(), digest_size=16).hexdigest()
-
-
 class GraphDataModule(LightningDataModule):
     """Batches of a rank's own part for training, and of the whole graph for evaluation and corrections.
 
@@ -153,7 +146,8 @@ class GraphDataModule(LightningDataModule):
     @property
     def fingerprint(self) -> str:
         """A hash of what is learned and judged, by which a strategy sees whether all ranks have the same."""
-        return joined([task.home.fingerprint for task in self._tasks])
+        found = [task.home.fingerprint for task in self._tasks]
+        return found[0] if len(found) == 1 else hashlib.blake2b(" ".join(found).encode(), digest_size=16).hexdigest()
 
     @property
     def digests(self) -> dict[str, Any]:

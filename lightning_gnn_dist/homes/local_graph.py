@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -64,6 +64,13 @@ class Plan:
         num_parts: How many ranks, or hosts, hold a part.
         seed: Decides everything random.
         look_alike: Whether parts must look alike where none is named, as models that learn from them are averaged.
+
+    Attributes:
+        residency: Which chunks a rank holds.
+        turns: The super-epochs of an epoch, in each of which a rank learns from some of its seeds.
+        sweep: The super-epochs until a rank has held all that it will hold.
+        changes: Whether a rank's part changes.
+        has_parts: Whether a rank holds less than the graph at a time, if its boundary does not see all of it.
     """
 
     graph: Graph
@@ -72,20 +79,17 @@ class Plan:
     num_parts: int
     seed: int
     look_alike: bool = False
+    residency: Residency = field(init=False)
+    turns: int = field(init=False)
+    sweep: int = field(init=False)
+    changes: bool = field(init=False)
+    has_parts: bool = field(init=False)
 
-    @property
-    def residency(self) -> Residency:
-        return self.holding.residency
-
-    @property
-    def turns(self) -> int:
-        """The super-epochs of an epoch, in each of which a rank learns from some of its seeds."""
-        return self.residency.turns(self.num_parts)
-
-    @property
-    def changes(self) -> bool:
-        """Whether a rank's part changes."""
-        return self.residency.sweep(self.num_parts) > 1
+    def __post_init__(self) -> None:
+        residency, num_parts = self.holding.residency, self.num_parts
+        turns, sweep = residency.turns(num_parts), residency.sweep(num_parts)
+        vars(self).update(residency=residency, turns=turns, sweep=sweep)
+        vars(self).update(changes=sweep > 1, has_parts=num_parts > 1 or turns > 1)
 
     @cached_property
     def partitioner(self) -> Partitioner | Partition:
@@ -127,20 +131,6 @@ class Plan:
         owner = torch.stack([self.owner(turn) for turn in range(self.turns)]).amax(0)  # one turn holds a chunk
         return Partition(owner.to(torch.int32)[self.partition.assignment], self.num_parts)
 
-    def digests(self) -> dict[str, Any]:
-        """Return digests of what ranks must have alike beside edges and masks, which the fingerprint covers.
-
-        ``arrays`` covers labels and other integer arrays; ``values`` holds two numbers for arrays of fractions, such as
-        features; ``parts`` covers every node's chunk, and which ranks hold it in the first two super-epochs.
-        """
-        arrays = {name: array for name, array in self.graph.arrays.items() if name not in ("indptr", "indices")}
-        parts = hashlib.blake2b(digest_size=16)
-        if self.num_parts > 1:
-            held = [held_by_all(self.residency, super_epoch, self.num_parts, self.seed) for super_epoch in range(2)]
-            parts.update(f"{self.seed} {held}".encode())
-            parts.update(self.partition.assignment.contiguous().numpy().data)
-        return {"arrays": sampled_digest(arrays), "values": sketches(arrays), "parts": parts.hexdigest()}
-
     def reader(self, rank: int, boundary: Boundary, coverage: Coverage | None) -> PartReader:
         """Return the reader of one rank's parts."""
         read_chunks = self.partitioner.reader(self.graph) if isinstance(self.partitioner, KeepsChunks) else None
@@ -150,7 +140,7 @@ class Plan:
     def parts(self, rank: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield what a rank holds without a halo, and what of it it learns from, in the first super-epochs."""
         reader, is_seed = self.reader(rank, Isolated(), None), learned_from(self.graph, self.graph.types.seeds)
-        for super_epoch in range(min(self.residency.sweep(self.num_parts), _LOOKED_AT)):
+        for super_epoch in range(min(self.sweep, _LOOKED_AT)):
             residents, num_own = reader.residents(super_epoch)
             own = residents[:num_own]
             yield residents, own[is_seed[own]]
@@ -162,7 +152,7 @@ class Plan:
 
     def most_seeds(self) -> int:
         """Return the number of training nodes of the rank that has most in any of the first 16 super-epochs."""
-        if self.num_parts == 1 and self.turns == 1:
+        if not self.has_parts:
             return train_nodes(self.graph).numel()
         return self.most(*self._train_nodes_of_ranks())
 
@@ -284,7 +274,18 @@ class LocalGraph(GraphAccess):
 
     @property
     def digests(self) -> dict[str, Any]:
-        return self.plan.digests()
+        """Digests of what ranks must have alike beside edges and masks, which the fingerprint covers.
+
+        ``arrays`` covers labels and other integer arrays; ``values`` holds two numbers for arrays of fractions, such as
+        features; ``parts`` covers every node's chunk, and which ranks hold it in the first two super-epochs.
+        """
+        arrays = {name: array for name, array in self.whole.arrays.items() if name not in ("indptr", "indices")}
+        parts, plan = hashlib.blake2b(digest_size=16), self.plan
+        if plan.num_parts > 1:
+            held = [held_by_all(plan.residency, super_epoch, plan.num_parts, plan.seed) for super_epoch in range(2)]
+            parts.update(f"{plan.seed} {held}".encode())
+            parts.update(plan.partition.assignment.contiguous().numpy().data)
+        return {"arrays": sampled_digest(arrays), "values": sketches(arrays), "parts": parts.hexdigest()}
 
     @property
     def rows(self) -> Graph:
@@ -311,7 +312,7 @@ class LocalGraph(GraphAccess):
     # The run.
 
     def prepare(self) -> None:
-        if self.running.stage == TrainerFn.FITTING and self._has_parts:
+        if self.running.stage == TrainerFn.FITTING and self.plan.has_parts:
             # An error here would stop this rank alone. In setup() all ranks meet it, and stop together.
             with suppress(ValueError, TypeError):
                 self.partition(self.num_parts)
@@ -319,7 +320,7 @@ class LocalGraph(GraphAccess):
     def begin_fit(self) -> None:
         if self._per == "host":
             self._shelf = extension("parts of hosts").of(self.holder, self.running.num_ranks)
-        if not self._has_parts:
+        if not self.plan.has_parts:
             return
         if self._partitioner is None:
             rank_zero_info(f"{self.plan.partitioner} cuts the graph, as no partitioner was named.")
@@ -418,24 +419,20 @@ class LocalGraph(GraphAccess):
         return self.plan_for(num_parts).partition
 
     def every(self) -> int | None:
-        sweep, trainer = self.holding.residency.sweep(self.num_parts), self.running.trainer
-        if sweep == 1 or self.turns() > 1:
-            return None if sweep == 1 else 1
-        return self.holding.every or self._period or default_period(trainer.max_epochs if trainer else None, sweep)
+        plan, trainer = self.plan, self.running.trainer
+        if not plan.changes or plan.turns > 1:
+            return 1 if plan.changes else None
+        return self.holding.every or self._period or default_period(trainer.max_epochs if trainer else None, plan.sweep)
 
     def turns(self) -> int:
-        return self.holding.residency.turns(self.num_parts)
-
-    @property
-    def _has_parts(self) -> bool:
-        return self.num_parts > 1 or self.turns() > 1
+        return self.plan.turns
 
     @property
     def is_cut(self) -> bool:
-        return self._has_parts and not self.boundary.sees_whole_graph
+        return self.plan.has_parts and not self.boundary.sees_whole_graph
 
     def parts(self) -> Callable[[int], Graph]:
-        if self.turns() > 1:
+        if self.plan.turns > 1:
             self.holding.residency.begin_training(self.running.trainer)
         return self.own_parts().at if self.is_cut else lambda _: self.graph
 
