@@ -37,7 +37,6 @@ from lightning_gnn_dist.data.task import Judged, Task, WholeNodes, evaluation_of
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import (
     check_typed,
@@ -542,17 +541,18 @@ class PartitionedDataModule(GraphDataModule):
         self._given: dict[str, Any] = {"sampler": given, "batch_size": batch_size, "seed": seed, "loading": loading}
         self._given |= {"holding": holding, "boundary": boundary, "global_batching": global_batching}
         self._given |= {"evaluation": evaluation, "coverage": coverage, "task": task}
-        if not isinstance(where, Graph):
+        if isinstance(where, Graph):
+            kind = chosen_seed_type(where.types, task, "this one")
+            whole = where if kind is None or kind == where.types.seeds else where.with_seeds(kind)
+            check_typed(whole.types, settings, whole)
+            learned: Task = WholeNodes(LocalGraph(whole, running, partitioner, holding, asked, coverage), values)
+            learned.check(whole)
+        else:
             cut: Any = {"task": task, "partitioner": partitioner, "holding": holding}
-            of_shards = where.nodes(running, asked, coverage, values, **cut)
-            super().__init__(of_shards, _task_elsewhere(running, of_shards.home.types))
-            return
-        kind = chosen_seed_type(where.types, task, "this one")
-        whole = where if kind is None or kind == where.types.seeds else where.with_seeds(kind)
-        check_typed(whole.types, settings, whole)
-        learned = WholeNodes(LocalGraph(whole, running, partitioner, holding, asked, coverage), values)
-        learned.check(whole)
-        super().__init__(learned, _task_elsewhere(running, whole.types))
+            learned = where.nodes(running, asked, coverage, values, **cut)
+        on = evaluation.on
+        judging = None if on is None else extension("another graph").task(on, running, learned.home.types)
+        super().__init__(learned, judging)
 
     def on(self, graph: Graph | Data | HeteroData | str | Path) -> PartitionedDataModule:
         """Return a data module of another graph, with the settings of this one.
@@ -585,13 +585,6 @@ class PartitionedDataModule(GraphDataModule):
         ids = self._judging.home.ids
         found.predicted = distinct_ids("nodes", nodes, len(ids)) + ids.start
         return found
-
-
-def _task_elsewhere(running: RunContext, types: TypeNames) -> Task | None:
-    """Return what is judged on another graph; None where it is the one that is trained on."""
-    on = running.settings.evaluation.on
-    found: Task | None = None if on is None else extension("another graph").task(on, running, types)
-    return found
 
 
 def what_is_judged(data: GraphDataModule) -> Graph | Path:

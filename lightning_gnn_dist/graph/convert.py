@@ -169,21 +169,6 @@ def masks_of(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: array for name, array in sorted(arrays.items()) if name.endswith("_mask")}
 
 
-def split_of(name: str, arrays: Mapping[str, Tensor], num_nodes: int) -> Tensor:
-    """The ids of the nodes that ``<name>_mask`` marks, in increasing order."""
-    mask = arrays.get(f"{name}_mask")
-    if mask is None:
-        masks = sorted(key for key in arrays if key.endswith("_mask"))
-        raise ValueError(
-            f"The graph has no {name:.60}_mask (it has: {masks}). Set data.{name:.60}_mask, a boolean per node, "
-            "before Graph.from_pyg(data)"
-            + (", or leave validation out, Trainer(limit_val_batches=0)." if name == "val" else ".")
-        )
-    check_mask(f"{name}_mask", mask)
-    check_rows("node", {f"{name}_mask": mask}, num_nodes)
-    return mask.nonzero().view(-1)
-
-
 def check_names(nodes: Collection[str], edges: Collection[str], *, allowed: Collection[str] = ()) -> None:
     """Refuse names that batches need, that files cannot have, and one name for two things."""
     check_each_name([*nodes, *edges], allowed=allowed)

@@ -236,7 +236,17 @@ class Graph:
         check_word("name", name, "train")
         if "node_arrays" not in vars(self):
             return self.types.split(name)
-        return convert.split_of(name, self.node_arrays, self.num_nodes)
+        mask = self.node_arrays.get(f"{name}_mask")
+        if mask is None:
+            masks = sorted(key for key in self.node_arrays if key.endswith("_mask"))
+            raise ValueError(
+                f"The graph has no {name:.60}_mask (it has: {masks}). Set data.{name:.60}_mask, a boolean per node, "
+                "before Graph.from_pyg(data)"
+                + (", or leave validation out, Trainer(limit_val_batches=0)." if name == "val" else ".")
+            )
+        convert.check_mask(f"{name}_mask", mask)
+        convert.check_rows("node", {f"{name}_mask": mask}, self.num_nodes)
+        return mask.nonzero().view(-1)
 
     def induced(self, nodes: Tensor) -> Graph:
         """The subgraph of ``nodes`` and the edges among them, copied into RAM.

@@ -97,7 +97,11 @@ class GraphTypes:
         if min(*self.num_nodes.values(), *self.num_edges) < 0:
             raise ValueError(f"No type has fewer than 0 nodes or edges: {self.num_nodes}, {self.num_edges}.")
         if self.sender_offsets is not None:
-            _check_senders(self.sender_offsets, len(self.node_types))
+            of = self.sender_offsets
+            if len(of) != len(self.node_types) + 1 or of[0] != 0 or list(of) != sorted(of):
+                raise ValueError(
+                    f"senders must begin at 0 and not fall, with one more than node types, got {shown(of)}."
+                )
         self.check_lengths()
 
     @property
@@ -307,11 +311,6 @@ class GraphTypes:
     @cached_property
     def _starts(self) -> Tensor:
         return torch.tensor(self.offsets[:-1])
-
-
-def _check_senders(offsets: tuple[int, ...], num_types: int) -> None:
-    if len(offsets) != num_types + 1 or offsets[0] != 0 or list(offsets) != sorted(offsets):
-        raise ValueError(f"senders must begin at 0 and not fall, with one more than node types, got {shown(offsets)}.")
 
 
 def edge_type_dtype(count: int) -> torch.dtype:
