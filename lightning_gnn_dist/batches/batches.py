@@ -64,6 +64,7 @@ class Deal:
     place: int = 0
     num_places: int = 1
     _orders: dict[int, Tensor] = field(default_factory=dict, init=False)
+    _num_all: int = field(init=False)  # the seeds of a pass, of all who deal them
 
     def __post_init__(self) -> None:
         check_at_least(1, num_batches=self.num_batches)
@@ -73,6 +74,7 @@ class Deal:
         refuse_repeated(self.seeds)
         if self.seeds.numel() == 0:
             raise NoSeedsError("There are no seeds to make batches of: is the mask that marks them all false?")
+        self._num_all = self.seeds.numel() if self.num_taken is None else self.num_taken
 
     @property
     def num_seeds(self) -> int:
@@ -100,11 +102,6 @@ class Deal:
         """Return where the seeds of a batch stand among all; ``order_of`` may choose the order of a pass."""
         places = self._slice(key.batch)
         return self._order(key.epoch, order_of)[places] if self.shuffle else places
-
-    @property
-    def _num_all(self) -> int:
-        """The seeds of a pass, of all who deal them."""
-        return self.seeds.numel() if self.num_taken is None else self.num_taken
 
     def _slice(self, batch: int) -> slice:
         count, num_batches = self._num_all, self.num_batches * self.num_places
@@ -394,15 +391,12 @@ class Batches:
         batch, run.at = self._finished(batch, run.deal, run.at), run.at + 1
         if run.at == stop:  # already: move_to() may change the phase before more is asked for
             if stop in run.stops[:-1]:
-                self._keep(run)
+                for other in self._kept:  # of another iterator
+                    self._end(other)
+                self._kept = [run]
             else:
                 self._end(run)
         return batch
-
-    def _keep(self, run: Ahead) -> None:
-        for other in self._kept:  # of another iterator
-            self._end(other)
-        self._kept = [run]
 
     def _end(self, run: Ahead) -> None:
         run.close()
@@ -466,9 +460,13 @@ class Ahead:
     def next(self) -> SampledData | None:
         """The next batch, or None after the last."""
         if not self._num_here:
+            self.check()
             start = time.perf_counter()
             try:
-                made = self._next_bulk()
+                self.begin()
+                made = self._pending.popleft().result() if self._pending else next(map(self._work, self._items), None)
+            except CancelledError as error:  # by close() in another thread
+                raise RuntimeError(CLOSED) from error
             finally:
                 self.waited_seconds += time.perf_counter() - start
             if made is None:
@@ -476,16 +474,6 @@ class Ahead:
             self._num_here, self._here = made
         self._num_here -= 1
         return next(self._here)
-
-    def _next_bulk(self) -> MadeBulk | None:
-        self.check()
-        if self._threads is None:
-            return next(map(self._work, self._items), None)
-        self.begin()
-        try:
-            return self._pending.popleft().result() if self._pending else None
-        except CancelledError as error:  # by close() in another thread
-            raise RuntimeError(CLOSED) from error
 
     def begin(self) -> None:
         """Begin the item that is consumed next, and `depth` ahead of it. Without threads nothing is begun."""
