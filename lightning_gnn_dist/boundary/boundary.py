@@ -215,13 +215,6 @@ class Halo(Boundary):
         return held[1:]
 
 
-def check_seed_hops(boundary: Boundary, *, is_typed: bool = False, of_edges: bool = False) -> None:
-    """Refuse seeds of other ranks where there are several types of nodes, or where seeds are edges."""
-    if boundary.seed_hops and (is_typed or of_edges):
-        what = "graphs without types" if is_typed else "nodes as seeds, not for edges"
-        raise ValueError(f"boundary={brief(boundary)} is for {what}: leave seed_hops out.")
-
-
 def _left_out(known: Lookup, rows: Tensor, senders: Tensor) -> tuple[Tensor, Tensor]:
     """Return the edges from unknown senders."""
     outside = ~known.contains(senders)

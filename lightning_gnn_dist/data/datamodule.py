@@ -544,7 +544,7 @@ class PartitionedDataModule(GraphDataModule):
         if isinstance(where, Graph):
             kind = chosen_seed_type(where.types, task, "this one")
             whole = where if kind is None or kind == where.types.seeds else where.with_seeds(kind)
-            check_typed(whole.types, settings, whole)
+            check_typed(whole.types, settings, asked, whole)
             learned: Task = WholeNodes(LocalGraph(whole, running, partitioner, holding, asked, coverage), values)
             learned.check(whole)
         else:

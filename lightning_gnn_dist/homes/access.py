@@ -14,7 +14,7 @@ from torch_geometric.data import Data, HeteroData
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource, stream_to
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, Outside
 from lightning_gnn_dist.boundary.coverage import Coverage
-from lightning_gnn_dist.checks import check_instance, check_path, shown
+from lightning_gnn_dist.checks import brief, check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, TypeRanges, have_names
 from lightning_gnn_dist.homes.parts import Holder
@@ -344,10 +344,12 @@ def chosen_seed_type(types: TypeNames, task: str | None, whose: str) -> str | No
     return None
 
 
-def check_typed(types: TypeNames, settings: BatchSettings, graph: Graph | None = None) -> None:
+def check_typed(types: TypeNames, settings: BatchSettings, boundary: Boundary, graph: Graph | None = None) -> None:
     """Refuse numbers of other types, and what does not take a typed graph, or this one, if it is one."""
     if not have_names(types):
         return
+    if boundary.seed_hops:
+        raise ValueError(f"boundary={brief(boundary)} is for graphs without types: leave seed_hops out.")
     for sampler in settings.samplers:
         if isinstance(sampler, NeighborSampler):
             sampler.of_types(types)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.source import BatchSource, Crossing, Finish
 from lightning_gnn_dist.boundary.auto import Auto, Parts, Pass, chosen, kept, short_name
-from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, check_seed_hops
+from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.graph import Graph, sampled_digest, sketches, with_arrays
@@ -564,7 +564,6 @@ def _checked(graph: Graph, partitioner: object, holding: Holding, boundary: Boun
             f'boundary={brief(boundary)} exchanges rows between ranks with a part each, and per="host" gives '
             "the ranks of a host one part: choose one."
         )
-    check_seed_hops(boundary, is_typed=have_names(graph.types))
     if boundary.seed_hops and not holding.is_one_chunk:
         raise ValueError(
             f"boundary={brief(boundary)} is for parts for good, without extra nodes: leave seed_hops out, or holding."

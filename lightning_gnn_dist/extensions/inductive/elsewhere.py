@@ -38,7 +38,7 @@ def task_elsewhere(given: Graph | Data | HeteroData | str | Path, running: RunCo
     check_alike("Evaluation(on=...)", types, graph.types)
     kind = chosen_seed_type(types, None, "this one")
     graph = graph if kind is None or kind == graph.types.seeds else graph.with_seeds(kind)
-    check_typed(graph.types, settings)
+    check_typed(graph.types, settings, Isolated())
     home = LocalGraph(graph, running, RandomPartitioner(), Holding(), Isolated(), None)
     task = WholeNodes(home, ValueCheck(is_on=settings.loading.check_values))
     task.check(graph)

@@ -154,7 +154,7 @@ class LinkDataModule(GraphDataModule):
         if isinstance(known, LinkSplit | Answers):
             self.split: LinkSplit | None = known if isinstance(known, LinkSplit) else None
             graph = _with_seeds(known.graph, links.edge_type)
-            _check_split(graph, settings)
+            _check_split(graph, settings, boundary)
             if partitioner is None and boundary.sees_whole_graph:
                 partitioner = RandomPartitioner()
             how: Any = {"fingerprint": known.fingerprint, "shown": asked.shown}
@@ -219,13 +219,13 @@ class LinkDataModule(GraphDataModule):
         return self._task.asked.num_negatives
 
 
-def _check_split(graph: Graph, settings: BatchSettings) -> None:
+def _check_split(graph: Graph, settings: BatchSettings, boundary: Boundary) -> None:
     """Refuse settings that do not suit a split that every host has."""
     if settings.global_batching.deal == "own":
         raise ValueError(
             'GlobalBatching(deal="own") deals nodes to their owners, and links have two ends: leave deal out.'
         )
-    check_typed(graph.types, settings, graph)
+    check_typed(graph.types, settings, boundary, graph)
 
 
 def _known(split: object, folder: Any, task: str | None) -> Any:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.source import BatchSource
-from lightning_gnn_dist.boundary.boundary import Boundary, check_seed_hops
-from lightning_gnn_dist.checks import check_at_least_if_given, shown
+from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.checks import brief, check_at_least_if_given, shown
 from lightning_gnn_dist.data.task import Judged, Task
 from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.extensions.links.edges import Edges, LinkEnds, ends_of, targets_carry
@@ -191,7 +191,8 @@ def check_settings_of_edges(settings: BatchSettings, boundary: Boundary) -> None
     """Refuse boundaries that do not go with edges, and samplers that repeat nodes, or whose weights are for seeds."""
     if not isinstance(boundary, Boundary) or not boundary.takes_edges:
         raise ValueError(f"boundary must be Isolated(), Halo() or Fetch() for edges, got {shown(boundary)}.")
-    check_seed_hops(boundary, of_edges=True)
+    if boundary.seed_hops:
+        raise ValueError(f"boundary={brief(boundary)} is for nodes as seeds, not for edges: leave seed_hops out.")
     for sampler in (settings.sampler, settings.global_batching.sampler):
         drawn = sampler.sampler if isinstance(sampler, MatrixSampler) else sampler
         if isinstance(drawn, ShadowSampler | RandomWalkSampler | ClusterSampler | LayerSampler):

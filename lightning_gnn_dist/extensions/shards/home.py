@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.source import BatchSource, stream_to
-from lightning_gnn_dist.boundary.boundary import Boundary, check_seed_hops
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.passes.evaluation import EvaluationPass
@@ -258,8 +258,7 @@ def _check_shards(bounds: Bounds, settings: BatchSettings, boundary: Boundary) -
         raise ValueError(f"boundary must be Isolated(), Halo(), Exchange() or Fetch() for shards, got {boundary}.")
     if settings.loading.sample_on != "cpu":
         raise ValueError(f'sample_on must be "cpu" for shards, whose batches are made in RAM, got {settings.loading}.')
-    check_typed(bounds.types, settings)
-    check_seed_hops(boundary, is_typed=have_names(bounds.types))
+    check_typed(bounds.types, settings, boundary)
     across = [settings.of_corrections()]  # these are asked of the ranks that own what they draw
     across += [settings.of_evaluation()] if have_names(bounds.types) else []
     across += [settings.of_parts()] if boundary.sees_whole_graph else []
