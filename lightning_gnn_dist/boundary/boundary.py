@@ -28,7 +28,7 @@ EdgesInto: TypeAlias = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]
 
 
 class Outside:
-    """What batches of a rank's part know, in a run, of nodes outside it: this one nothing, but what the part has.
+    """What batches of a rank's part know, in a run, of nodes outside it beside what the part has.
 
     Args:
         home: Where the graph lives.
@@ -100,9 +100,9 @@ class Boundary(ABC):
         """Return whether :class:`Auto` may take it in a fit, where a user allows that."""
         return False
 
-    def wrap(self, home: Any) -> Outside:
-        """Return what its batches know, in a run, of nodes outside a part."""
-        return Outside(home)
+    def wrap(self, home: Any) -> Outside | None:
+        """Return what its batches know, in a run, of nodes outside a part beside what came along; None: nothing."""
+        return None
 
     @abstractmethod
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:

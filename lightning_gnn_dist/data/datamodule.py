@@ -410,6 +410,7 @@ class GraphDataModule(LightningDataModule):
         assert self._train_batches is not None
         check_at_least(0, start=start)
         self._train_batches.move_to(start)
+        assert self._home.outside is not None
         self._home.outside.refresh(self._train_batches.phase_of(start))
 
     # What it is made of.
@@ -421,6 +422,7 @@ class GraphDataModule(LightningDataModule):
     def _learning(self, part: Graph, num_batches: int, holder: Holder) -> Learning:
         if self._home.exchanges:
             inputs = self._task.inputs_of(part, part.split("train"))
+            assert self._home.outside is not None
             return self._home.outside.learning(part, inputs, self._task.values)
         if self._anchors is not None and self._anchors[0] is not part:
             self._anchors = None  # else the part before would stay in memory

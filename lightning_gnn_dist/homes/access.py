@@ -12,7 +12,7 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource, stream_to
-from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, Outside
+from lightning_gnn_dist.boundary.boundary import Boundary, Outside
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
@@ -33,7 +33,6 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.channel import Channel
 
 Shown = Callable[[Graph], Graph]
-_ALONE = Isolated()  # of a rank that has the whole graph
 
 
 class Owners(NamedTuple):
@@ -127,7 +126,7 @@ class GraphAccess(ForgetsRun, ABC):
 
     def __init__(self, running: RunContext, boundary: Boundary, coverage: Coverage | None) -> None:
         self.running, self.boundary, self.coverage = running, boundary, coverage
-        self._outside: tuple[Boundary, Outside] | None = None
+        self._outside: tuple[Boundary, Outside | None] | None = None
 
     # The graph.
 
@@ -189,7 +188,7 @@ class GraphAccess(ForgetsRun, ABC):
 
     def close(self) -> None:
         """End what runs in the background, and free what it has taken."""
-        if self._outside is not None:
+        if self._outside is not None and self._outside[1] is not None:
             self._outside[1].close()
 
     def at_rest(self) -> dict[str, Any]:
@@ -237,11 +236,12 @@ class GraphAccess(ForgetsRun, ABC):
         return self.boundary.exchanges and self.is_cut
 
     @property
-    def outside(self) -> Outside:
-        """What batches of the rank's part know of nodes outside it."""
-        boundary = self.boundary if self.is_cut else _ALONE
-        if self._outside is None or self._outside[0] is not boundary:
-            self._outside = boundary, boundary.wrap(self)
+    def outside(self) -> Outside | None:
+        """What batches of the rank's part know of nodes outside it, beside what the part has; None: nothing."""
+        if not self.is_cut:
+            return None
+        if self._outside is None or self._outside[0] is not self.boundary:
+            self._outside = self.boundary, self.boundary.wrap(self)
         return self._outside[1]
 
     @abstractmethod

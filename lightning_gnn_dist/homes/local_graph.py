@@ -497,7 +497,9 @@ class LocalGraph(GraphAccess):
     # Batches.
 
     def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, BatchSource]:
-        graph, finish = self.outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
+        if (outside := self.outside) is None:
+            return seeds, self.source(self.shown(part), sampler)
+        graph, finish = outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
         return seeds, self.source(graph, sampler, finish=finish)
 
     def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
