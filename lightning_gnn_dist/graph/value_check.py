@@ -28,19 +28,26 @@ class ValueCheck:
 
     def of_training(self, graph: Graph, seeds: Tensor) -> None:
         """Check the arrays of a rank's graph and the labels of its seeds."""
-        if not self._has_seen(graph):
+        if self._seen is None or self._seen() is not graph:
             self.of_arrays(graph)
             self.of_labels(graph, seeds, "train_mask")
 
     def of_arrays(self, graph: Graph) -> None:
         """Refuse NaN and infinity in the arrays that models read: one pass over them, in pieces."""
-        if not self.is_on or self._has_seen(graph):
+        if not self.is_on or (self._seen is not None and self._seen() is graph):
             return
-        _check_arrays(graph)
+        for kind, arrays in graph.types.node_arrays.items():
+            for name in NODE_ARRAYS:
+                if (row := _first_bad(arrays.get(name))) is not None:
+                    node = row if "n_id" not in arrays else int(arrays["n_id"][row])
+                    of_type = f" of type {kind!r}" if kind else ""
+                    raise ValueError(f"{name} of node {node}{of_type} is NaN or infinite. {_WAY_OUT}")
+        for edge_type, arrays in graph.types.edge_arrays.items():
+            for name in EDGE_ARRAYS:
+                if (row := _first_bad(arrays.get(name))) is not None:
+                    which = f"an edge of type {edge_type}" if any(edge_type) else f"the edge {_ends(graph, row)}"
+                    raise ValueError(f"{name} of {which} is NaN or infinite. {_WAY_OUT}")
         self._seen = weakref.ref(graph)
-
-    def _has_seen(self, graph: Graph) -> bool:
-        return self._seen is not None and self._seen() is graph
 
     def of_labels(self, graph: Graph, nodes: Tensor, mask: str) -> None:
         """Refuse labels of ``nodes`` that are infinite, NaN in all columns, or negative but not -100.
@@ -69,20 +76,6 @@ class ValueCheck:
                 f"y of node {node} is {used[first].tolist()}, {what}, but {mask} marks the node. Leave it out of the "
                 "mask, or switch this check off by Loading(check_values=False)."
             )
-
-
-def _check_arrays(graph: Graph) -> None:
-    for kind, arrays in graph.types.node_arrays.items():
-        for name in NODE_ARRAYS:
-            if (row := _first_bad(arrays.get(name))) is not None:
-                node = row if "n_id" not in arrays else int(arrays["n_id"][row])
-                of_type = f" of type {kind!r}" if kind else ""
-                raise ValueError(f"{name} of node {node}{of_type} is NaN or infinite. {_WAY_OUT}")
-    for edge_type, arrays in graph.types.edge_arrays.items():
-        for name in EDGE_ARRAYS:
-            if (row := _first_bad(arrays.get(name))) is not None:
-                which = f"an edge of type {edge_type}" if any(edge_type) else f"the edge {_ends(graph, row)}"
-                raise ValueError(f"{name} of {which} is NaN or infinite. {_WAY_OUT}")
 
 
 def _ends(graph: Graph, position: int) -> str:

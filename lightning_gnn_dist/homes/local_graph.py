@@ -235,10 +235,11 @@ class LocalGraph(GraphAccess):
         if graph.path is None:  # arrays in RAM may have been changed since the graph was built
             graph.check_edges()
         super().__init__(running, self.asked, coverage)
-        elsewhere = running.settings.loading.elsewhere
+        loading = running.settings.loading
         self._sources: Any = None  # makes the batches of a graph whose rows do not lie in RAM
-        if elsewhere is not None:
-            self._sources = extension(elsewhere).of(running.settings, graph)
+        if loading.cache_bytes is not None or loading.sample_on != "cpu":
+            name = "rows on devices" if loading.cache_bytes is None else "rows in files"
+            self._sources = extension(name).of(running.settings, graph)
         self._evaluation: Any = None  # where the graph is larger than what is free
         self.whole, self._per, self._weighs = graph, self.holding.per, coverage
         self._partitioner, self._fingerprint, self._shown_edges = named, fingerprint, shown

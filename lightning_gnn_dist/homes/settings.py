@@ -84,13 +84,6 @@ class Loading:
                 f'sample_on is "{self.sample_on}": give sample_on="auto", or leave device_bytes out.'
             )
 
-    @property
-    def elsewhere(self) -> str | None:
-        """What makes batches of rows that do not lie in RAM, by its name among extensions; None: all lie there."""
-        if self.cache_bytes is not None:
-            return "rows in files"
-        return None if self.sample_on == "cpu" else "rows on devices"
-
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -189,7 +182,27 @@ class BatchSettings:
         check_fields(self)
         if self.loading.sample_on == "device":
             extension("rows on devices").check(self.of_parts(), self.global_batching.sampler)
-        self._check_samplers()
+        ours, *others = self.samplers
+        given = {"evaluation": self.evaluation.sampler, "global_batching": self.global_batching.sampler}
+        for name, other in given.items():
+            if other is not None and other.num_hops != ours.num_hops:
+                raise ValueError(
+                    f"{name} samples {other.num_hops} hops and sampler {ours.num_hops}, and one model takes batches of "
+                    "both: draw as many hops as the model has layers."
+                )
+        # What decides which events a seed must not see; None where it sees all.
+        sight, *sights = (each.sight if isinstance(each, SeesByTime) else None for each in self.samplers)
+        for name, other, of_other in zip(given, others[::-1], sights[::-1], strict=True):
+            if of_other != sight:
+                raise ValueError(
+                    f"{name} draws with {other} and training with {ours}: seeds must see the same events "
+                    "in both, so give both a TemporalSampler with the same time, seed_time, equal and last, or none."
+                )
+        if sight is not None and self.loading.all_labels:
+            raise ValueError(
+                "Loading(all_labels=True) shows a seed the labels of nodes that are judged with it or after it, and "
+                f"{ours} draws by time: leave all_labels out."
+            )
 
     @property
     def evaluates_whole_rows(self) -> bool:
@@ -220,28 +233,6 @@ class BatchSettings:
             )
         return int(said)
 
-    def _check_samplers(self) -> None:
-        """Refuse samplers of other hops, those of which one sees what another must not, and labels of all times."""
-        ours, sight = self.of_parts(), _sight_of(self.of_parts())
-        given = {"evaluation": self.evaluation.sampler, "global_batching": self.global_batching.sampler}
-        for name, other in given.items():
-            if other is not None and other.num_hops != ours.num_hops:
-                raise ValueError(
-                    f"{name} samples {other.num_hops} hops and sampler {ours.num_hops}, and one model takes batches of "
-                    "both: draw as many hops as the model has layers."
-                )
-        for name, other in zip(given, (self.of_evaluation(), self.of_corrections()), strict=True):
-            if _sight_of(other) != sight:
-                raise ValueError(
-                    f"{name} draws with {other} and training with {ours}: seeds must see the same events "
-                    "in both, so give both a TemporalSampler with the same time, seed_time, equal and last, or none."
-                )
-        if sight is not None and self.loading.all_labels:
-            raise ValueError(
-                "Loading(all_labels=True) shows a seed the labels of nodes that are judged with it or after it, and "
-                f"{ours} draws by time: leave all_labels out."
-            )
-
     @property
     def samplers(self) -> tuple[Sampler, Sampler, Sampler]:
         """Those of training batches, corrections and evaluation."""
@@ -269,8 +260,3 @@ class BatchSettings:
             whole = {kind: [-1 if n else 0 for n in of] for kind, of in ours.num_neighbors.items()}
             return NeighborSampler({kind: [*of, *of[-1:] * more_hops] for kind, of in whole.items()})
         return NeighborSampler([-1] * (ours.num_hops + more_hops))
-
-
-def _sight_of(sampler: Sampler) -> object:
-    """Return what decides which events a seed must not see; None where it sees all."""
-    return sampler.sight if isinstance(sampler, SeesByTime) else None
