@@ -45,7 +45,10 @@ def build(
         check_names(tuple(nodes), tuple(edges))
     for kind, table in nodes.items():
         with within(kind):
-            _check_nodes(table, time)
+            if table.num < 1:
+                raise ValueError("there are no nodes of this type: leave it out, and the edges from and to it.")
+            convert.check_rows("node", table.arrays, table.num)
+            convert.check_time(table.arrays, time, "node")
     offsets = offsets_of([table.num for table in nodes.values()])
     convert.check_num_nodes(offsets[-1])
     first = dict(zip(nodes, offsets, strict=False))
@@ -83,13 +86,6 @@ def build(
         time,
     )
     return indptr, senders, types
-
-
-def _check_nodes(table: NodeTable, time: str | None) -> None:
-    if table.num < 1:
-        raise ValueError("there are no nodes of this type: leave it out, and the edges from and to it.")
-    convert.check_rows("node", table.arrays, table.num)
-    convert.check_time(table.arrays, time, "node")
 
 
 def _check_edges(edge_type: EdgeType, table: EdgeTable, nodes: Mapping[str, NodeTable], time: str | None) -> None:

@@ -132,18 +132,14 @@ def edge_index_of(content: Content) -> Tensor:
 def tensors_of(content: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     """Yield all tensors of what PyG holds of nodes or edges, but for ``edge_index``, on the CPU, without gradients."""
     for name, value in content.items():
-        if isinstance(value, np.ndarray) or (value is not None and _is_meant(name)):
+        is_meant = name in ("x", "y", "edge_attr", "edge_weight") or name.endswith("_mask")  # a model would miss it
+        if isinstance(value, np.ndarray) or (value is not None and is_meant):
             check_tensor(f"data.{name}", value, "one row for each node, or each edge")
         if name in ("edge_index", "adj_t") or not isinstance(value, Tensor):  # T.ToSparseTensor says the edges twice
             continue
         value = value.detach() if value.is_meta else value.detach().cpu()
         check_plain(name, value)
         yield name, value
-
-
-def _is_meant(name: str) -> bool:
-    """Whether a model would miss it."""
-    return name in ("x", "y", "edge_attr", "edge_weight") or name.endswith("_mask")
 
 
 def to_pyg(graph: Graph) -> Data | HeteroData:
