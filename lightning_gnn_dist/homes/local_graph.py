@@ -64,6 +64,7 @@ class Plan:
         num_parts: How many ranks, or hosts, hold a part.
         seed: Decides everything random.
         look_alike: Whether parts must look alike where none is named, as models that learn from them are averaged.
+        is_told: Whether the log says why another than METIS cuts, where none is named.
 
     Attributes:
         residency: Which chunks a rank holds.
@@ -79,6 +80,7 @@ class Plan:
     num_parts: int
     seed: int
     look_alike: bool = False
+    is_told: bool = True
     residency: Residency = field(init=False)
     turns: int = field(init=False)
     sweep: int = field(init=False)
@@ -97,7 +99,7 @@ class Plan:
         found = self.residency.partitioner(self.graph) if self.named is None else self.named
         if found is not None:
             return found
-        how = {"look_alike": self.look_alike, "is_told": self.num_parts > 1}
+        how = {"look_alike": self.look_alike, "is_told": self.is_told}
         suited: Partitioner = extension("default partitioner")(self.graph.num_edges, memory_bytes(), **how)
         return suited
 
@@ -243,7 +245,7 @@ class LocalGraph(GraphAccess):
         self._evaluation: Any = None  # where the graph is larger than what is free
         self.whole, self._per, self._weighs = graph, self.holding.per, coverage
         self._partitioner, self._fingerprint, self._shown_edges = named, fingerprint, shown
-        self._plans: dict[tuple[int, bool], Plan] = {}
+        self._plans: dict[tuple[int, bool, bool], Plan] = {}
         self._take(self.asked)
         self._parts: PartSwitcher | None = None
         self._period: int | None = None
@@ -304,10 +306,10 @@ class LocalGraph(GraphAccess):
         """Return how the graph is cut for a number of ranks, or hosts."""
         trainer = self.running.trainer
         to_averages = trainer is not None and isinstance(trainer.strategy, TrainsReplicasApart)
-        key = num_parts, to_averages and isinstance(self.holding.residency, Fixed)
+        key = num_parts, to_averages and isinstance(self.holding.residency, Fixed), self.num_parts > 1
         if key not in self._plans:
             seed = self.running.settings.seed_of_parts
-            self._plans[key] = Plan(self.whole, self._partitioner, self.holding, num_parts, seed, key[1])
+            self._plans[key] = Plan(self.whole, self._partitioner, self.holding, num_parts, seed, *key[1:])
         return self._plans[key]
 
     # The run.
