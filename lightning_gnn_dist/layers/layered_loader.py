@@ -20,7 +20,7 @@ from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.engine.apart import in_types
-from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.layers.layer_pass import HasInputs, Pass, Rows, by_type
 from lightning_gnn_dist.layers.model_layers import (
     ModelLayers,
@@ -258,8 +258,9 @@ class EvaluationLoader(Batches):
             others[ENDS] = in_types(others[ENDS], list(map(len, of_types)))
         if inputs is not None:
             others["input_id"] = inputs
-        kinds = types.node_types if have_names(types) else (None,)
-        seed_type = targets.edge_type or (types.seed_type() if have_names(types) else None)
+        names = of_nodes.names_in_batches
+        kinds = (None,) if None in names else types.node_types
+        seed_type = targets.edge_type or (None if None in names else types.seed_type())
 
         def made() -> SampledData:
             (batch,) = learning.source.make(*asked)
@@ -275,7 +276,7 @@ class EvaluationLoader(Batches):
 
         num_seeds = {kind: len(ids) for kind, ids in zip(kinds, of_types, strict=True)}
         neighbourhood = Neighbourhood(num_seeds, made, seed_rows, rows_of)
-        return SeedsOnly.around(neighbourhood, of_nodes.names_in_batches, seed_type, others)
+        return SeedsOnly.around(neighbourhood, names, seed_type, others)
 
 
 @contextmanager
