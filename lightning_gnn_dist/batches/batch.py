@@ -286,13 +286,14 @@ def gathered(
 
     Arrays have been multiplied with their scales, which are left out.
     """
-    scales = {name: scale_of(name, arrays) if widen is not False else None for name in arrays}
-    used = {name + SUFFIX for name, scale in scales.items() if scale is not None}
+    small = [name for name, array in arrays.items() if array.dtype == torch.int8 and widen is not False]
+    scales = {name: scale for name in small if (scale := scale_of(name, arrays)) is not None}
+    used = {name + SUFFIX for name in scales}
     found = {}
     for name in filter(lambda name: name not in used, arrays):
         of = rows[:num_labels] if name == LABELS and rows is not None else rows
         wide = widen is not False if name == LABELS else widen  # a loss is taken in float32
-        found[name] = gather_rows(arrays[name], of, pool_of(name), scale=scales[name], widen=wide)
+        found[name] = gather_rows(arrays[name], of, pool_of(name), scale=scales.get(name), widen=wide)
     return found
 
 

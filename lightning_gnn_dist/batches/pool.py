@@ -197,7 +197,8 @@ def gather_rows(
     shape = (rows.numel(), *array.shape[1:])
     num_bytes = prod(shape) * dtype.itemsize
     if num_bytes < SMALL_BYTES or array.device.type != "cpu" or not array.is_contiguous():
-        return _widened(array.index_select(0, rows), None if scale is None else scale.view(-1)[rows], dtype)
+        small = array.index_select(0, rows)
+        return _widened(small, None if scale is None else scale.view(-1)[rows], dtype) if is_wider else small
     out, row_bytes = room_for(num_bytes, pool), num_bytes // rows.numel()
     if is_wider:
         are_rows = _widen(array, rows, scale, out.numpy())

@@ -36,9 +36,9 @@ from lightning_gnn_dist.batches.batch import (
     store_of_seeds,
 )
 from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen, gather_rows
-from lightning_gnn_dist.engine.apart import Apart, in_types, places_of, take_apart
+from lightning_gnn_dist.engine.apart import in_types, places_of, take_apart
 from lightning_gnn_dist.engine.lending import pinned_pool, sent
-from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample
+from lightning_gnn_dist.engine.sample import SEED_TIME, Apart, BatchKey, Sample, of_one_type
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
@@ -213,7 +213,8 @@ class Content(NamedTuple):
     def of(cls, graph: Graph, sample: Sample, seed_type: str | None = None) -> Content:
         """Return the content of a sample of a graph, whose seeds may be of several types if one is named."""
         types, of_nodes, of_edges = graph.types, graph.types.node_arrays, graph.types.edge_arrays
-        apart = take_apart(graph, sample, with_ids=any(of_edges.values()))
+        is_one = len(types.node_types) == len(types.edge_types) == 1
+        apart = of_one_type(sample) if is_one else take_apart(graph, sample, with_ids=any(of_edges.values()))
         nodes = [Taken(of_nodes[kind], ids) for kind, ids in zip(types.node_types, apart.nodes, strict=True)]
         edges = taken_of_edges(graph, apart) if sample.edge_ids is not None else [Taken({})] * len(apart.rows)
         content = cls.by_types(types, apart, sample, nodes, edges, seed_type)
@@ -544,7 +545,8 @@ class GraphSource(BatchSource):
         if inputs is not None:
             for batch, sample, ids, given in zip(batches, samples, seeds, inputs, strict=True):
                 numbers = _sorted_as(sample, ids, given) if sample.is_constant else given
-                store_of_seeds(batch).input_id = sent(numbers, device_of_batch(batch))
+                device = device_of_batch(batch)
+                store_of_seeds(batch).input_id = numbers if numbers.device == device else sent(numbers, device)
         return batches
 
     def _assembled(self, graph: Graph, samples: Sequence[Sample]) -> list[SampledData]:

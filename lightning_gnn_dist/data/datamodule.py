@@ -345,9 +345,11 @@ class GraphDataModule(LightningDataModule):
         They depend on the seed, the round and the rank alone, so that a resumed run sees the same ones. Of shards they
         are collective, and sliced.
         """
-        check_at_least(0, round_idx=round_idx, start=start)
-        check_at_least_if_given(0, stop=stop)
-        check_true_or_false(sliced=sliced)
+        if not all(type(number) is int and number >= 0 for number in (round_idx, start, 0 if stop is None else stop)):
+            check_at_least(0, round_idx=round_idx, start=start)
+            check_at_least_if_given(0, stop=stop)
+        if sliced is not True:
+            check_true_or_false(sliced=sliced)
         if not sliced and self.shards_path is not None:
             raise ValueError(
                 'Correction(way="rank0") computes a batch of the whole graph on one rank, and no rank can '
@@ -362,9 +364,11 @@ class GraphDataModule(LightningDataModule):
         With ``of="graph"`` these are also the round's first correction batches. With ``start``, the number of training
         batches before the round, the part is that of the batch that follows; without, it is the running part.
         """
-        check_at_least(0, round_idx=round_idx)
-        check_at_least_if_given(0, start=start)
-        check_choice("of", of, Scope)
+        if not all(type(number) is int and number >= 0 for number in (round_idx, 0 if start is None else start)):
+            check_at_least(0, round_idx=round_idx)
+            check_at_least_if_given(0, start=start)
+        if of not in ("part", "graph"):
+            check_choice("of", of, Scope)
         if of == "graph":
             return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
         if start is not None and self._train_batches is not None:

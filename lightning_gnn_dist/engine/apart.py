@@ -15,7 +15,15 @@ from torch import Tensor
 
 from lightning_gnn_dist.engine.compiling import compiled, part
 from lightning_gnn_dist.engine.kernels import Array
-from lightning_gnn_dist.engine.sample import Sample, edge_types_of, graph_is_damaged
+from lightning_gnn_dist.engine.sample import (
+    NO_IDS,
+    Apart,
+    EdgesOfType,
+    Sample,
+    edge_types_of,
+    graph_is_damaged,
+    of_one_type,
+)
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.typed.names import TypeOffsets
@@ -139,39 +147,6 @@ def fill(
 
 _LEAST_EDGES = 64  # between two marks of an edge's place
 _EDGES_PER_TYPE = 16
-_NO_IDS = torch.empty(0, dtype=torch.int64)
-
-
-class EdgesOfType(NamedTuple):
-    """The edges of one type in a batch.
-
-    Attributes:
-        indptr: Where the row of each receiver starts; its type's nodes of all hops but the last have one, or all.
-        indices: The senders, as numbers among the batch's nodes of their type.
-        edge_ids: The sample's ids of these edges; nothing that can be used where it has none.
-        num_sampled: The edges per hop.
-    """
-
-    indptr: Tensor
-    indices: Tensor
-    edge_ids: Tensor
-    num_sampled: list[int]
-
-
-class Apart(NamedTuple):
-    """A batch by types, in the order of the graph's types.
-
-    Attributes:
-        nodes: For each node type its nodes, by their ids in it, in the order of hops.
-        num_sampled: For each node type its nodes per hop.
-        kinds: The number of the type of each node of the batch; nothing that can be used where there is one type.
-        rows: The edges of each edge type.
-    """
-
-    nodes: list[Tensor]
-    num_sampled: list[list[int]]
-    kinds: Tensor
-    rows: list[EdgesOfType]
 
 
 def take_apart(graph: Graph, sample: Sample, *, with_ids: bool = True) -> Apart:
@@ -193,7 +168,7 @@ def by_types(types: TypeOffsets, sample: Sample) -> Apart | None:
     layout = remembered(types, "layout", lambda: _layout(types))
     hops = np.array([0, *sample.num_sampled_nodes]).cumsum()
     ids, indptr, indices = (t.numpy() for t in (sample.nodes, sample.indptr, sample.indices))
-    kinds, positions = sample.edge_kinds.numpy(), (_NO_IDS if sample.edge_ids is None else sample.edge_ids).numpy()
+    kinds, positions = sample.edge_kinds.numpy(), (NO_IDS if sample.edge_ids is None else sample.edge_ids).numpy()
     upto_nodes = np.zeros((len(hops), len(types.node_types)), np.int64)
     upto_edges = np.zeros((len(hops) - 1, len(types.edge_types)), np.int64)
     of_type, at = np.empty((2, len(ids)), np.int32)
@@ -215,13 +190,6 @@ def by_types(types: TypeOffsets, sample: Sample) -> Apart | None:
     num_nodes, num_edges = np.diff(upto_nodes, axis=0).T.tolist(), np.diff(upto_edges, axis=0).T.tolist()
     rows_of_types = [EdgesOfType(*of) for of in zip(*pieces, num_edges, strict=True)]
     return Apart(nodes, num_nodes, torch.from_numpy(of_type), rows_of_types)
-
-
-def of_one_type(sample: Sample) -> Apart:
-    """Return the batch of a graph of one type."""
-    edge_ids = _NO_IDS if sample.edge_ids is None else sample.edge_ids
-    rows = EdgesOfType(sample.indptr, sample.indices, edge_ids, sample.num_sampled_edges)
-    return Apart([sample.nodes], [sample.num_sampled_nodes], _NO_IDS, [rows])
 
 
 def in_types(ends: Tensor, num_seeds: Sequence[int]) -> Tensor:

@@ -32,6 +32,7 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 MAX_ENTRIES = 2**31 - 1  # seeds and edges of a batch
+NO_IDS = torch.empty(0, dtype=torch.int64)
 SEED_TIME = "seed_time"  # of what samples have beside their nodes, it alone has a row for each seed
 
 
@@ -77,6 +78,45 @@ class Sample(NamedTuple):
     extra: Mapping[str, Tensor] = MappingProxyType({})
     edge_kinds: Tensor | None = None
     target_type: int | None = None
+
+
+class EdgesOfType(NamedTuple):
+    """The edges of one type in a batch.
+
+    Attributes:
+        indptr: Where the row of each receiver starts; its type's nodes of all hops but the last have one, or all.
+        indices: The senders, as numbers among the batch's nodes of their type.
+        edge_ids: The sample's ids of these edges; nothing that can be used where it has none.
+        num_sampled: The edges per hop.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+    edge_ids: Tensor
+    num_sampled: list[int]
+
+
+class Apart(NamedTuple):
+    """A batch by types, in the order of the graph's types.
+
+    Attributes:
+        nodes: For each node type its nodes, by their ids in it, in the order of hops.
+        num_sampled: For each node type its nodes per hop.
+        kinds: The number of the type of each node of the batch; nothing that can be used where there is one type.
+        rows: The edges of each edge type.
+    """
+
+    nodes: list[Tensor]
+    num_sampled: list[list[int]]
+    kinds: Tensor
+    rows: list[EdgesOfType]
+
+
+def of_one_type(sample: Sample) -> Apart:
+    """Return the batch of a graph of one type."""
+    edge_ids = NO_IDS if sample.edge_ids is None else sample.edge_ids
+    rows = EdgesOfType(sample.indptr, sample.indices, edge_ids, sample.num_sampled_edges)
+    return Apart([sample.nodes], [sample.num_sampled_nodes], NO_IDS, [rows])
 
 
 def refuse_repeated(seeds: Tensor, way_out: str = "Pass seeds.unique()") -> None:

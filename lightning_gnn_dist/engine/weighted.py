@@ -370,16 +370,14 @@ def checked_weights(graph: Graph, name: str) -> Tensor:
     return _kept(graph, name, "weights", lambda: _checked(graph, name))
 
 
-def weights_of(graph: Graph, name: str | None, *, draws: bool) -> Weights | None:
+def weights_of(graph: Graph, name: str, *, draws: bool) -> Weights:
     """What compiled draws need of the edge array ``name``.
 
     Args:
         graph: The graph.
-        name: The edge array, or None if all edges are equally likely.
+        name: The edge array.
         draws: Whether any row is drawn from by its table, and not all taken whole.
     """
-    if name is None:
-        return None
     values = edge_weights(graph, name)
     # A graph in files may be larger than memory, so the table of a row is made whenever the row is drawn from.
     weights = checked_weights(graph, name)

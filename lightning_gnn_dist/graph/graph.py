@@ -278,7 +278,7 @@ class Graph:
 
     def check_whole(self) -> None:
         """Refuse some rows of a larger graph, where every sender must have a row of its own."""
-        if self.num_senders != self.num_nodes:
+        if self.types.sender_offsets is not None and self.num_senders != self.num_nodes:
             raise ValueError(
                 f"The graph has rows for {self.num_nodes} nodes, and edges from {self.num_senders}: it is a shard, and "
                 "the whole graph is needed here."

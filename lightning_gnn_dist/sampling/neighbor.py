@@ -97,8 +97,9 @@ class NeighborSampler:
 
     def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey) -> Sample:
         fanouts = self.of_types(graph.types)
-        rule = Rule(weights_of(graph, self.weight, draws=bool((fanouts >= 0).any())), self.replace)
-        return sample_neighbors(graph, seeds, fanouts, batch_key, rule)
+        draws = bool((fanouts >= 0).any())
+        weights = None if self.weight is None else weights_of(graph, self.weight, draws=draws)
+        return sample_neighbors(graph, seeds, fanouts, batch_key, Rule(weights, self.replace))
 
     def of_types(self, types: TypeNames) -> Array:
         """The numbers of each hop and edge type, int64, shape (hops, types); those of other types are refused.

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.source import DeviceStream
-from lightning_gnn_dist.engine.apart import Apart, places_of, take_apart
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.apart import places_of, take_apart
+from lightning_gnn_dist.engine.sample import Apart, BatchKey, Sample
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import LEAST_WIDTH, wide_arrays
 from lightning_gnn_dist.extensions.larger_than_memory.merged_reads import MergedReads

@@ -15,8 +15,8 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData
 from lightning_gnn_dist.batches.pool import Widen, gather_rows
 from lightning_gnn_dist.batches.source import Content, Taken, made_of, pools_of_type
-from lightning_gnn_dist.engine.apart import Apart, by_types, of_one_type
-from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.engine.apart import by_types
+from lightning_gnn_dist.engine.sample import Apart, Sample, of_one_type
 from lightning_gnn_dist.extensions.larger_than_memory.joined_rows import gather_joined
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, Caches, RowCache
 from lightning_gnn_dist.graph.typed.names import TypeOffsets

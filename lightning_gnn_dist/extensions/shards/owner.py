@@ -172,7 +172,8 @@ class Owner:
         order, name = NO_ORDER, name_of(weight) or None
         if len(time):  # what a tree draws does not depend on the other trees of its batch
             words, order = first_words(words[of_batch], seeds[:, None]), self._orders[name_of(time)]
-        rule = Rule(weights_of(self._rows, name, draws=bool((fanouts >= 0).any())), replace)
+        draws = bool((fanouts >= 0).any())
+        rule = Rule(None if name is None else weights_of(self._rows, name, draws=draws), replace)
         nodes = self._types.to_whole(self._index, local)
         given = edge_types_of(self._rows.types), local.numpy(), nodes.numpy(), groups.numpy(), words, fanouts.numpy()
         drawn = draw_from_rows(self._rows, RowRequest(*given, rule, latest, after, upto, order))
