@@ -7,7 +7,7 @@ batch only keeps ranks in step; and ``weighed_by_coverage``, true once its loss 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 Scope: TypeAlias = Literal["part", "graph"]
@@ -38,17 +38,11 @@ class GivesAnchors(Protocol):
 
 
 @runtime_checkable
-class KeepsRows(Protocol):
-    """A data module whose ranks may compute rows of inner layers for each other at meetings."""
+class BringsHooks(Protocol):
+    """A data module whose ranks may do something together at meetings."""
 
-    def keeps_rows(self) -> bool:
-        """Return whether they do."""
-
-    def batches_of_part(self) -> int | None:
-        """Return after how many batches a rank's part changes, or None if it never does."""
-
-    def refresh_rows(self, start: int) -> None:
-        """Compute the rows for the batches from number ``start`` on. Collective."""
+    def meeting_hooks(self) -> Sequence[Any]:
+        """Return the hooks that do it, for one fit; they come behind means, and before what reads a part."""
 
 
 @runtime_checkable

@@ -268,7 +268,7 @@ class Batches:
         begin = 0 if self._passes.overfits else begin
         start, stop = begin + self._done, begin + len(self)
         while start < stop:
-            end = min(stop, self._end_of_phase(start) or stop)
+            end = min(stop, self.end_of_phase(start) or stop)
             for batch in self.between(start, end, self._known_after(stop)):
                 self._done += 1
                 yield batch
@@ -278,7 +278,7 @@ class Batches:
         """Yield batches without end, from number ``start`` on; neither ``position`` nor ``set_epoch`` matters here."""
         check_at_least(0, start=start)
         while True:
-            stop = self._end_of_phase(start)
+            stop = self.end_of_phase(start)
             yield from self.between(start, stop)
             assert stop is not None
             start = stop
@@ -343,9 +343,9 @@ class Batches:
         if self._passes.overfits or self._passes.num_used() < len(self):
             return stop
         until = stop + len(self) * int(min(self._passes.num_left(), MOST_PASSES))
-        return min(until, self._end_of_phase(stop - 1) or until)
+        return min(until, self.end_of_phase(stop - 1) or until)
 
-    def _end_of_phase(self, number: int) -> int | None:
+    def end_of_phase(self, number: int) -> int | None:
         """Return the number of the first batch of the phase after that of batch ``number``, None if it stays."""
         return None if self._every is None else (self.phase_of(number) + 1) * self._every * self._num_batches
 

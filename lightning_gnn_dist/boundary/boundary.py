@@ -104,6 +104,10 @@ class Boundary(ABC):
         """Return what its batches know, in a run, of nodes outside a part beside what came along; None: nothing."""
         return None
 
+    def hooks(self) -> Sequence[Any]:
+        """Return the hooks of meetings that it brings along, in a fit of rounds."""
+        return ()
+
     @abstractmethod
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         """Return the outside nodes that come along, hop by hop: ids of the whole graph.

@@ -50,13 +50,13 @@ from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.run import RunContext, passes_left, warn_of_slow_bfloat16
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching, Loading
 from lightning_gnn_dist.joint import (
+    BringsHooks,
     CountsSeeds,
     GivesAnchors,
     GivesCorrections,
     HasDigests,
     HasFigures,
     HasParts,
-    KeepsRows,
     Scope,
 )
 from lightning_gnn_dist.layers.exactness import Exactness
@@ -398,24 +398,9 @@ class GraphDataModule(LightningDataModule):
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
         return self._home.against_averaging() if self._task.has_inputs else None
 
-    def keeps_rows(self) -> bool:
-        """Return whether ranks compute rows of inner layers for each other at meetings."""
-        return self.boundary.keeps_rows
-
-    def batches_of_part(self) -> int | None:
-        """Return after how many batches a rank's part changes, or None if it never does."""
-        every = self._home.every()
-        return None if every is None else every * self._task.num_batches()
-
-    def refresh_rows(self, start: int) -> None:
-        """Compute what batches from number ``start`` on read of nodes outside the part. Collective."""
-        if not self.keeps_rows() or not self._home.is_cut:
-            return
-        assert self._train_batches is not None
-        check_at_least(0, start=start)
-        self._train_batches.move_to(start)
-        assert self._home.outside is not None
-        self._home.outside.refresh(self._train_batches.phase_of(start))
+    def meeting_hooks(self) -> Sequence[Any]:
+        """Return the hooks of meetings that the boundary brings along."""
+        return self.boundary.hooks()
 
     # What it is made of.
 
@@ -606,6 +591,6 @@ if TYPE_CHECKING:
 
     def _offers(
         data: GraphDataModule, loader: Batches
-    ) -> tuple[GivesCorrections, GivesAnchors, HasFigures, HasDigests, HasParts, KeepsRows, CountsSeeds]:
+    ) -> tuple[GivesCorrections, GivesAnchors, HasFigures, HasDigests, HasParts, BringsHooks, CountsSeeds]:
         """Let mypy check that these have what the Protocols of ``joint`` ask for."""
         return data, data, data, data, data, data, loader

@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple, NoReturn, Protocol
+from typing import Annotated, Any, NamedTuple, Protocol
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
@@ -163,9 +163,6 @@ class EverySeconds:
         return progress.seconds >= self.seconds
 
 
-_LOOKED_AT = 100_000  # rounds whose ends are compared with changes of parts
-
-
 class RoundTimer:
     """Estimates how long a round will have lasted at the end of a batch that is yet to be trained on.
 
@@ -293,30 +290,8 @@ class Pace:
         """Return the batches of this rank in a round, infinity where the clock does not say before."""
         if not isinstance(self._clock, KnownSteps):
             return math.inf
-        return self._clock.steps_of_round(round_idx, self.steps_per_pass()) * self._trainer().accumulate_grad_batches
-
-    def check_parts(self, batches_of_part: int | None, round_idx: int, batches_done: int) -> None:
-        """Refuse parts that change within a round.
-
-        Args:
-            batches_of_part: After how many batches a rank's part changes, or None if it never does.
-            round_idx: The round that is about to begin.
-            batches_done: This rank's batches in the rounds before.
-        """
-        if batches_of_part is None:
-            return
-        if not isinstance(self._clock, KnownSteps):
-            _refuse_changes(f"with {self._clock} nobody knows before when that is. Use EverySteps or EveryPass")
-        last, num_batches = self._trainer().max_epochs, self._batches_per_pass()
-        for idx in range(round_idx, _LOOKED_AT if last is None or last < 0 else min(last, _LOOKED_AT)):
-            per_step = _accumulated_batches(self._trainer(), idx)
-            stop = batches_done + per_step * self._clock.steps_of_round(idx, -(-num_batches // per_step))
-            if batches_done // batches_of_part != (stop - 1) // batches_of_part:
-                _refuse_changes(
-                    f"round {idx} is of batches {batches_done} to {stop - 1}, and parts change every "
-                    f"{batches_of_part} batches. Let rounds have a length that divides this"
-                )
-            batches_done = stop
+        per_step = _accumulated_batches(self._trainer(), round_idx)
+        return self._clock.steps_of_round(round_idx, -(-self._batches_per_pass() // per_step)) * per_step
 
     def schedule(self) -> str:
         """Return a sentence for the log that says how long the rounds of the fit are."""
@@ -345,13 +320,6 @@ class Pace:
     def _trainer(self) -> Trainer:
         trainer: Trainer = self._strategy.lightning_module.trainer
         return trainer
-
-
-def _refuse_changes(why: str) -> NoReturn:
-    raise ValueError(
-        "boundary=History() has ranks compute rows for their parts at meetings, so parts may change only there, and "
-        f"{why}, or keep parts, with Holding(Fixed()), or use boundary=Halo()."
-    )
 
 
 def _accumulated_batches(trainer: Trainer, epoch: int) -> int:

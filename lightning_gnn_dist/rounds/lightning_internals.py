@@ -12,6 +12,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops import fetchers, training_epoch_loop
 from lightning.pytorch.trainer.states import TrainerFn
 
+Told = Callable[[], None]
+
 
 def datamodule_of(trainer: Trainer) -> Any:
     """Return the data module of a fit, None for bare loaders. Callers name the Protocol of ``joint`` that they read."""
@@ -34,9 +36,7 @@ class Replaced:
         self._before.append((owner, name, vars(owner).get(name)))
         setattr(owner, name, method)
 
-    def watch(
-        self, owner: Any, name: str, *, after: Callable[[], None], before: Callable[[], None] = lambda: None
-    ) -> None:
+    def watch(self, owner: Any, name: str, *, after: Told, before: Told = lambda: None) -> None:
         """Call these around a method."""
         method = getattr(owner, name)
 
@@ -57,7 +57,7 @@ class Replaced:
                 setattr(owner, name, before)
 
 
-def take_over_sigterm(replaced: Replaced, trainer: Trainer, on_signal: Callable[[], None]) -> None:
+def take_over_sigterm(replaced: Replaced, trainer: Trainer, on_signal: Told) -> None:
     """Let SIGTERM call ``on_signal`` and nothing else, and silence the broadcast before each batch.
 
     Lightning broadcasts "did anybody receive SIGTERM" before every batch and once more inside the signal handler. The
@@ -119,19 +119,17 @@ def _refusing(step: Callable[..., Any]) -> Callable[..., Any]:
 
 def _is_end_of_data(error: StopIteration, fetcher: Any) -> bool:
     modules = [frame.f_globals.get("__name__") for frame, _ in walk_tb(error.__traceback__)]
-    if modules[-1] == training_epoch_loop.__name__:
-        return True  # a hook has returned -1
-    return fetchers.__name__ in modules and (fetcher.length is None or fetcher.fetched >= fetcher.length)
+    is_read = fetcher.length is None or fetcher.fetched >= fetcher.length
+    # The loop itself raises it where a hook has returned -1.
+    return modules[-1] == training_epoch_loop.__name__ or (fetchers.__name__ in modules and is_read)
 
 
 def set_global_step(trainer: Trainer, steps: int) -> None:
     """Set ``trainer.global_step`` to ``steps``, after a round in which ranks have taken unequal numbers."""
     loop = trainer.fit_loop.epoch_loop
-    if trainer.lightning_module.automatic_optimization:
-        progress = loop.automatic_optimization.optim_progress.optimizer.step.total
-    else:
-        progress = loop.manual_optimization.optim_step_progress.total
-    progress.ready = progress.completed = steps
+    automatic, by_hand = loop.automatic_optimization.optim_progress, loop.manual_optimization.optim_step_progress
+    progress = automatic.optimizer.step if trainer.lightning_module.automatic_optimization else by_hand
+    progress.total.ready = progress.total.completed = steps
 
 
 def take_over_estimate(trainer: Trainer, estimate: Callable[[], float]) -> None:
@@ -186,9 +184,8 @@ def log_numbers(module: LightningModule, numbers: Mapping[str, float]) -> None:
     results: Any = trainer._results if is_lightnings and hook is not None and trainer._results is not None else {}
     known = {name: number for name, number in numbers.items() if f"{hook}.{name}" in results}
     if new := {name: number for name, number in numbers.items() if name not in known}:
-        flags: dict[str, Any] = {"on_step": False, "on_epoch": True, "batch_size": 1}
-        # With both of these Lightning neither sends nor complains.
-        module.log_dict(new, **flags, sync_dist=True, rank_zero_only=True)
+        # With the last two Lightning neither sends nor complains.
+        module.log_dict(new, on_step=False, on_epoch=True, batch_size=1, sync_dist=True, rank_zero_only=True)
     if hook is None or not known:
         return
     begins = trainer._logger_connector.should_reset_tensors(hook)  # the means of a new epoch

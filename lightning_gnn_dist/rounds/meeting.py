@@ -117,9 +117,8 @@ class HoldsMeetings(Protocol):
     """What the callback reads and calls of a strategy."""
 
     state: RoundState
+    meeting: Meeting
 
-    @property
-    def meeting(self) -> Meeting: ...
     def begin_round(self) -> None: ...
     def meet(self, batches: int) -> list[Votes]: ...
 

@@ -29,7 +29,6 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.joint import KeepsRows
 from lightning_gnn_dist.rounds.reducer import Groups, Reducer
 
 
@@ -279,22 +278,6 @@ class ReplicaState:
     def without_rows(self, states: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """Return states of optimizers for a checkpoint of each rank's, without what it has once for all."""
         return states
-
-
-class KeptRows(MeetingHook):
-    """Lets a data module refresh the rows of ``boundary=History()``, before anything reads them in the round.
-
-    Ranks compute them for each other, with the model that all have alike.
-
-    Args:
-        data: The data module.
-    """
-
-    def __init__(self, data: KeepsRows) -> None:
-        self._data = data
-
-    def begin_round(self) -> None:
-        self._data.refresh_rows(self.fit.round.batches_done)
 
 
 Kind = TypeVar("Kind", bound=MeetingHook)

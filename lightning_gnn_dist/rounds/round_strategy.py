@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import check_choice
-from lightning_gnn_dist.joint import JudgesParts, KeepsRows
+from lightning_gnn_dist.joint import BringsHooks, JudgesParts
 from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, Pace, RoundClock, RoundLoader
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
@@ -31,7 +31,7 @@ from lightning_gnn_dist.rounds.means import (
     check_outer,
 )
 from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers, Votes
-from lightning_gnn_dist.rounds.meeting_hook import Fit, KeptRows, MeetingHook, RoundState
+from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, RoundState
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.reducer import Nonfinite, Reducer, SendsMeans
 from lightning_gnn_dist.wire import collectives
@@ -81,6 +81,7 @@ class RoundStrategy(PartitionedStrategy):
 
     weight_modes: ClassVar[Any] = Weights
     drift_modes: ClassVar[tuple[Towards, ...]] = ("ranks",)  # the first is the default
+    meeting: Meeting  # those of the running fit, or of the last one
 
     def __init__(
         self,
@@ -113,7 +114,6 @@ class RoundStrategy(PartitionedStrategy):
         self.outer = outer
         self.peers = Peers()
         self.pace = Pace(self, self.clock)
-        self._running: Meeting | None = None
         self._has_failed = False
         self._companion = MeetingCallback(self)
 
@@ -141,17 +141,11 @@ class RoundStrategy(PartitionedStrategy):
             Parameters(trained=outer is None, with_buffers=self.buffers != "local"),
             outer if outer in first else None,
             moments if moments in first else None,
-            KeptRows(data) if isinstance(data, KeepsRows) and data.keeps_rows() else None,
+            *(data.meeting_hooks() if isinstance(data, BringsHooks) else ()),
             DriftCorrection(self.drift) if self.drift is not None and self.peers.are_several else None,
             *late,
         ]
         return [hook for hook in hooks if hook is not None]
-
-    @property
-    def meeting(self) -> Meeting:
-        """The meetings of the running fit, or of the last one."""
-        assert self._running is not None
-        return self._running
 
     def own_weight(self) -> float:
         """Return the weight of this rank in a mean over ranks."""
@@ -198,7 +192,7 @@ class RoundStrategy(PartitionedStrategy):
         if self.peers.are_several:
             self.reducer.begin()
         fit = self._fit()
-        self._running = Meeting(fit, self.hooks(fit))
+        self.meeting = Meeting(fit, self.hooks(fit))
 
     def configure_ddp(self) -> None:
         # Replicas start equal and exchange nothing during a round, so there is nothing to wrap.
@@ -214,8 +208,6 @@ class RoundStrategy(PartitionedStrategy):
             _say_what_is_lost(data)
         if isinstance(data, JudgesParts) and self.world_size > 1:
             _warn_of_dense_tables(self._module(), data.counts_of_nodes(), self.world_size)
-        if isinstance(data, KeepsRows) and data.keeps_rows():
-            self.pace.check_parts(data.batches_of_part(), self.state.round_idx, self.state.batches_done)
         self.reducer.begin_meeting(self.state.round_idx)
         self.state.is_training = False
         if self._resumed is None:
@@ -243,8 +235,8 @@ class RoundStrategy(PartitionedStrategy):
     def teardown(self) -> None:
         if self.pace.loader is not None:
             self.pace.loader.close()
-        if self._running is not None:
-            self._running.end()
+        if "meeting" in vars(self):
+            self.meeting.end()
         self.reducer.close()
         self.peers.leave()
         super().teardown()
@@ -283,7 +275,7 @@ class RoundStrategy(PartitionedStrategy):
         self.peers.check(trainer)
         self.pace.begin()
         self.reducer.forget()
-        self._running = None
+        vars(self).pop("meeting", None)
         self.state.in_round = self.state.is_training = self.state.stop_requested = self._has_failed = False
         self.state.gradients_beyond = 0
 

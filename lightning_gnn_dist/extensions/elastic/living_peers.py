@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lightning_gnn_dist.extensions.elastic.membership import Membership, Seat
 from lightning_gnn_dist.extensions.elastic.settings import Patience, check_available
-from lightning_gnn_dist.joint import KeepsRows
+from lightning_gnn_dist.joint import BringsHooks
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, set_global_step
 from lightning_gnn_dist.rounds.means import OuterStep
@@ -125,7 +125,7 @@ class LivingPeers(Peers):
         _check_trainer(trainer, self._rounds.drift)
         refuse_states(trainer.lightning_module, self._rounds.states)
         data = datamodule_of(trainer)
-        if isinstance(data, KeepsRows) and data.keeps_rows():
+        if isinstance(data, BringsHooks) and data.meeting_hooks():
             raise ValueError(
                 "boundary=History() has all ranks compute rows together, and with peers=Elastic() ranks may die at any "
                 "time: use boundary=Halo()."

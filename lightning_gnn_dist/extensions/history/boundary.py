@@ -9,12 +9,14 @@ from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo
+from lightning_gnn_dist.extensions.history.kept_rows import KeptRows
 from lightning_gnn_dist.extensions.history.meeting_rows import MeetingRows
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.model_layers import against_running_layers
+from lightning_gnn_dist.rounds.meeting_hook import MeetingHook
 from lightning_gnn_dist.rules import check_fields
 from lightning_gnn_dist.sampling.base import SeesByTime
 
@@ -72,6 +74,9 @@ class History(Boundary):
 
     def wrap(self, home: LocalGraph) -> MeetingRows:
         return MeetingRows(home)
+
+    def hooks(self) -> list[MeetingHook]:
+        return [KeptRows()]
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         return Halo().around(graph, residents, edges_into, seed)
