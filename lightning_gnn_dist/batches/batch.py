@@ -290,7 +290,7 @@ def gathered(
     scales = {name: scale for name in small if (scale := scale_of(name, arrays)) is not None}
     used = {name + SUFFIX for name in scales}
     found = {}
-    for name in filter(lambda name: name not in used, arrays):
+    for name in (name for name in arrays if name not in used):
         of = rows[:num_labels] if name == LABELS and rows is not None else rows
         wide = widen is not False if name == LABELS else widen  # a loss is taken in float32
         found[name] = gather_rows(arrays[name], of, pool_of(name), scale=scales.get(name), widen=wide)
@@ -312,7 +312,7 @@ def blocks_of(
     """
     dtype = dtype_of(x)
     edges = list(accumulate(num_sampled_edges))
-    weight = weight_of(edge_weight, edges[-1], dtype)
+    weight = None if edge_weight is None else weight_of(edge_weight, edges[-1], dtype)
     outermost = Block(csr[0].numel() - 1, senders[-1], *csr, weight, dtype, is_corrected)
     has_more_rows = outermost.num_dst > receivers[-2]
     if has_more_rows:

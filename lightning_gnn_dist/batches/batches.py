@@ -404,7 +404,8 @@ class Batches:
 
     def _finished(self, batch: SampledData, deal: Deal, number: int) -> SampledData:
         """Return a batch of the source as it is handed out, with its weights."""
-        batch = in_type(batch, self._dtype)
+        if self._dtype is not None:
+            batch = in_type(batch, self._dtype)
         if self._weigh is not None and deal.repeats(deal.key(number).batch):
             batch.is_filler = True
             batch.coverage = torch.zeros(batch.num_nodes, device=device_of_batch(batch))

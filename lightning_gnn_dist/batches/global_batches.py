@@ -104,7 +104,8 @@ class GlobalBatches:
         try:
             runs[-1].begin()
             for run in runs:
-                yield from map(partial(in_type, dtype=self.dtype), iter(run.next, None))  # no batch is held here
+                made = iter(run.next, None)
+                yield from made if self.dtype is None else map(partial(in_type, dtype=self.dtype), made)  # holds none
         finally:
             for run in runs:
                 run.close()

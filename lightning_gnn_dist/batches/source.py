@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from threading import Lock
 from typing import Any, NamedTuple, TypeAlias
@@ -302,10 +302,12 @@ def made_of(
     for edge_type, store, (arrays, rows) in zip(content.types.edge_types, stores.edges, content.edges, strict=True):
         store._mapping |= gathered(arrays, rows, pools_of_type(pool_of, edge_type), widen=widen)
         store._edge_arrays = frozenset(arrays)
-    add_drawn = _add_sizes, _add_extra
-    is_plain = stores.of_all is stores.of_seeds
-    for add in reversed(add_drawn) if is_plain else add_drawn:  # the order in which batches list them
-        add(stores, content)
+    is_plain = stores.of_all is stores.of_seeds  # which decides in what order batches list what was drawn
+    if content.extra and is_plain:
+        _add_extra(stores, content)
+    _add_sizes(stores, content)
+    if content.extra and not is_plain:
+        _add_extra(stores, content)
     made: SampledData = stores.batch
     return made
 
@@ -523,7 +525,7 @@ class GraphSource(BatchSource):
     ) -> Iterator[SampledData]:
         graph, sampler = self._where()
         how = graph, sampler, seeds, keys, inputs
-        batches = handed_out(lambda: self._batches_around(*how), self._stream)
+        batches = handed_out(partial(self._batches_around, *how), self._stream)
         return batches if self._finish is None else map(self._finish, batches)
 
     def spare_memory(self) -> None:

@@ -11,7 +11,7 @@ import atexit
 import io
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -161,11 +161,11 @@ def average_(tensors: Iterable[Tensor], weight: float = 1.0, group: dist.Process
         return
     tensors = list(tensors)
     flats = flatten(tensors, weight, meeting_place(tensors))
-    for flat in flats.values():
+    for flat, _ in flats:
         _all_reduce(flat, dist.ReduceOp.SUM if flat.is_floating_point() else dist.ReduceOp.MAX, group)
         if flat.is_floating_point() and not flat[-1] > 0:
             check_total(float(flat[-1]))
-    write_back(flats, tensors)
+    write_back(flats)
 
 
 def check_total(weight: float) -> None:
@@ -306,22 +306,29 @@ def meeting_place(tensors: Iterable[Tensor]) -> torch.device:
 # Many tensors as a few vectors, of which ranks make sums and maxima, and back. Nothing is exchanged.
 
 
-def flatten(tensors: Iterable[Tensor], weight: float, device: torch.device) -> dict[torch.dtype, Tensor]:
+def flatten(tensors: Iterable[Tensor], weight: float, device: torch.device) -> list[tuple[Tensor, list[Tensor]]]:
     """One vector for each kind of number, whose sums over ranks make a mean: weighed, and the weight at its end.
 
-    Integers go without a weight, for a maximum: they count (the batches that a norm has seen), and of counts a mean
-    would be one that no rank has come to.
+    Beside each stand the tensors that it holds. The order of kinds is the same on all ranks. Integers go without a
+    weight, for a maximum: they count (the batches that a norm has seen), and of counts a mean would be one that no rank
+    has come to.
 
     Vectors are on ``device``, wherever tensors are: Adam keeps the number of its steps in RAM, and its moments where
     the parameters are.
     """
-    flats = {}
-    for dtype, group in _by_dtype(tensors).items():
-        pieces = _moved(group, dtype, device)
-        if dtype.is_floating_point:
-            flats[dtype] = torch.cat([*pieces, pieces[0].new_ones(1)]).mul_(weight)
-        else:
-            flats[dtype] = torch.cat(pieces)
+    groups: dict[torch.dtype, list[Tensor]] = {torch.float32: [], torch.float64: [], torch.int64: []}
+    for tensor in tensors:
+        tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        floating = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+        groups[floating if tensor.is_floating_point() else torch.int64] += [tensor] if tensor.numel() else []
+    flats = []
+    for dtype, group in groups.items():
+        if group:
+            group.sort(key=attrgetter("device.type"))  # each device's together
+            pieces = _moved(group, dtype, device)
+            weights = [pieces[0].new_ones(1)] if dtype.is_floating_point else []
+            flat = torch.cat([*pieces, *weights])
+            flats.append((flat.mul_(weight) if dtype.is_floating_point else flat, group))
     return flats
 
 
@@ -330,11 +337,10 @@ def op_of(flat: Tensor) -> dist.ReduceOp.RedOpType:
     return dist.ReduceOp.SUM if flat.is_floating_point() else dist.ReduceOp.MAX
 
 
-def write_back(flats: Mapping[torch.dtype, Tensor], tensors: Iterable[Tensor]) -> None:
+def write_back(flats: Iterable[tuple[Tensor, list[Tensor]]]) -> None:
     """Make means of what :func:`flatten` gave and ranks have reduced. Without weight, floats stay as they are."""
-    for dtype, group in _by_dtype(tensors).items():
-        flat = flats[dtype]
-        if not dtype.is_floating_point:
+    for flat, group in flats:
+        if not flat.is_floating_point():
             scatter_back(flat, group)
         elif (total := float(flat[-1])) > 0:
             scatter_back(flat[:-1].div_(total), group)
@@ -356,23 +362,6 @@ def _moved(tensors: Iterable[Tensor], dtype: torch.dtype, device: torch.device) 
         pieces = [tensor.detach().reshape(-1).to(dtype) for tensor in run]
         vectors += pieces if place == device else [torch.cat(pieces).to(device)]
     return vectors
-
-
-def _by_dtype(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
-    """The tensors by the type that they are summed in. The order of types is the same on all ranks."""
-    groups: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in tensors:
-        if tensor.is_complex():
-            tensor = torch.view_as_real(tensor)
-        if not tensor.numel():
-            continue
-        floating = torch.float64 if tensor.dtype == torch.float64 else torch.float32
-        groups.setdefault(floating if tensor.is_floating_point() else torch.int64, []).append(tensor)
-    return {
-        dtype: sorted(groups[dtype], key=attrgetter("device.type"))  # each device's together
-        for dtype in (torch.float32, torch.float64, torch.int64)
-        if dtype in groups
-    }
 
 
 _WORDS_AT_ONCE = 1 << 22  # bounds what a checksum holds beside the tensors

@@ -118,13 +118,13 @@ class Membership:
             rows, total = self._exchange(numbers(), counts)
             values = tensors(rows)
             flats = flatten(values, counts, torch.device("cpu"))
-            self._reduce_(list(flats.values()))
+            self._reduce_([flat for flat, _ in flats])
             if more_means is not None and total > 0:
                 with suppress(MemberLost):
                     more_means(MembersChannel(self._manager, self._group, self.seat), counts)
             if self._manager.should_commit():
                 break  # otherwise a member was lost: try again with those who are left
-        write_back(flats, values)
+        write_back(flats)
         collectives.traffic.seconds += time.perf_counter() - start
         return rows
 
