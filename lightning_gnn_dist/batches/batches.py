@@ -291,7 +291,6 @@ class Batches:
             stop: The number after the last one, or None for no end.
             until: Of a pass, the number after the last batch of the passes that will be asked for afterwards.
         """
-        check_at_least(0, start=start)
         self._began = time.perf_counter() if self._began is None else self._began
         run = self._run_of(start, stop, until)
         try:

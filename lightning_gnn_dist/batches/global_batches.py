@@ -93,12 +93,17 @@ class GlobalBatches:
         """Yield the slices of ``rank`` of the round's batches ``start`` to ``stop``, or without end."""
         if stop is not None and start >= stop:
             return
+        if not self.source.is_remote:  # one bulk after the other
+            for bulk in chunks_of(count(start) if stop is None else range(start, stop), self.bulk_size):
+                made = self.source.make(*self._asked(round_idx, rank, num_slices, bulk))
+                yield from made if self.dtype is None else map(partial(in_type, dtype=self.dtype), made)  # holds none
+            return
         place, runs = (rank, num_slices, start), list[Ahead]()
         if (first := self._begun.pop((round_idx, *place), None)) is not None:
             runs, start = [first], start + 1
         if self._begun:
             self.close()  # what was begun for another round
-        is_ahead = self.in_background and self.source.is_remote and self.source.depth(1) > 0
+        is_ahead = self.in_background and self.source.depth(1) > 0
         numbers = count(start) if stop is None else range(start, stop)
         runs.append(self._made(round_idx, rank, num_slices, numbers, is_ahead=is_ahead))
         try:

@@ -378,8 +378,8 @@ class GraphDataModule(LightningDataModule):
             learning = self._learning_of(part, self._task.num_batches(), self._home.holder, self.seed + Purpose.ANCHORS)
             how = self._running.options_of_batches | {"bulk_size": 1, "num_threads": 0}  # few batches at a time
             self._anchors = part, Batches.of(*learning, **how)
-        self._anchors[1].set_epoch(round_idx)
-        return iter(self._anchors[1])
+        anchors = self._anchors[1]
+        return anchors.between(round_idx * len(anchors), (round_idx + 1) * len(anchors))
 
     @property
     def figures(self) -> dict[str, float]:

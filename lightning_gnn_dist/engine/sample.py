@@ -222,7 +222,8 @@ def sample_hops(
     """
     kinds = graph.types.edge_type.numpy().dtype
     scratch = scratch_of_thread(graph.indices.numpy().dtype if num_names is None else np.int64, kinds)
-    reserve(scratch, seeds.numel())
+    if seeds.numel() > scratch.capacity:
+        reserve(scratch, seeds.numel())
     num_nodes, num_edges = np.zeros((2, num_hops + 1), np.int64)
     csr = csr_of(graph)
     while True:
