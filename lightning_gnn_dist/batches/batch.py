@@ -281,10 +281,11 @@ def gathered(
     *,
     widen: Widen,
     num_labels: int | None = None,
+    kind: str | EdgeType | None = None,
 ) -> dict[str, Tensor]:
     """Some rows of arrays, as a batch or one of its types has them: of ``y`` the ``num_labels`` first ones.
 
-    Arrays have been multiplied with their scales, which are left out.
+    Arrays have been multiplied with their scales, which are left out. Pools are named by the ``kind`` of the arrays.
     """
     small = [name for name, array in arrays.items() if array.dtype == torch.int8 and widen is not False]
     scales = {name: scale for name in small if (scale := scale_of(name, arrays)) is not None}
@@ -293,7 +294,8 @@ def gathered(
     for name in (name for name in arrays if name not in used):
         of = rows[:num_labels] if name == LABELS and rows is not None else rows
         wide = widen is not False if name == LABELS else widen  # a loss is taken in float32
-        found[name] = gather_rows(arrays[name], of, pool_of(name), scale=scales.get(name), widen=wide)
+        pool = pool_of(name if kind is None else f"{kind} {name}")
+        found[name] = gather_rows(arrays[name], of, pool, scale=scales.get(name), widen=wide)
     return found
 
 

@@ -296,11 +296,11 @@ def made_of(
         if not all_labels and kind not in asked:
             arrays = {name: array for name, array in arrays.items() if name != LABELS}
         num_labels = None if all_labels else counts[0]
-        store._mapping |= gathered(arrays, rows, pools_of_type(pool_of, kind), widen=widen, num_labels=num_labels)
+        store._mapping |= gathered(arrays, rows, pool_of, widen=widen, num_labels=num_labels, kind=kind)
     for store, ids in zip(stores.nodes, content.apart.nodes, strict=True):
         store._mapping.setdefault("n_id", ids)
     for edge_type, store, (arrays, rows) in zip(content.types.edge_types, stores.edges, content.edges, strict=True):
-        store._mapping |= gathered(arrays, rows, pools_of_type(pool_of, edge_type), widen=widen)
+        store._mapping |= gathered(arrays, rows, pool_of, widen=widen, kind=edge_type)
         store._edge_arrays = frozenset(arrays)
     is_plain = stores.of_all is stores.of_seeds  # which decides in what order batches list what was drawn
     if content.extra and is_plain:
@@ -552,7 +552,8 @@ class GraphSource(BatchSource):
         return batches
 
     def _assembled(self, graph: Graph, samples: Sequence[Sample]) -> list[SampledData]:
-        self._release(graph)
+        if self._files is not None:
+            self._release(graph)
         batches = [self._assemble(graph, sample) for sample in samples]
         if self._stream is not None and self._crossing is not None:
             self._crossing.add(sum(bytes_of(batch) for batch in batches if device_of_batch(batch).type == "cpu"))
@@ -571,7 +572,7 @@ class GraphSource(BatchSource):
         if self._files is not None and graph is self._graph:
             return self._files.assemble(sample, **how)
         if not sample.is_constant:
-            return assemble(graph, sample, self._pool_of, **how)
+            return made_of(Content.of(graph, sample), self._pool_of, **how)
         kept = self._constant
         if kept is None or kept[0] is not sample:
             whole = assemble(graph, sample, **how)

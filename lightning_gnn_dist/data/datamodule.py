@@ -385,9 +385,8 @@ class GraphDataModule(LightningDataModule):
     def figures(self) -> dict[str, float]:
         """Numbers to log: waiting for data, what switching parts and asking for rows cost, the part's coverage."""
         loader = self._train_batches
-        waited = (loader.waited_seconds, loader.waited_share) if loader is not None else (0.0, 0.0)
-        names = "data/waited_seconds", "data/waited_share"
-        return dict(zip(names, waited, strict=True)) | self._home.figures
+        waited, share = (0.0, 0.0) if loader is None else (loader.waited_seconds, loader.waited_share)
+        return {"data/waited_seconds": waited, "data/waited_share": share, **self._home.figures}
 
     @property
     def uncovered(self) -> tuple[int, int]:

@@ -17,7 +17,7 @@ import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeGuard, get_args
@@ -362,6 +362,8 @@ class CorrectionSteps(MeetingHook):
                 f'Correction(optimizer="averaged") would average all moments of {names[0]}: add '
                 'average_optimizer=True, which puts those of touched rows together, or use optimizer="persistent".'
             )
+        # In the block, what lives with one rank each can be stepped where it is, and clipped together.
+        self._in_own_form: Callable[[], AbstractContextManager[None]] = self._in_forms if fit.states else nullcontext
         with self._in_own_form():
             made = self._optimizer.of_a_function([*fit.dense_parameters(), *self._with_rows()]) if names else []
             for state in fit.states:
@@ -422,8 +424,7 @@ class CorrectionSteps(MeetingHook):
         return [each for each in self.fit.trained_parameters() if id(each) in self.fit.rows]
 
     @contextmanager
-    def _in_own_form(self) -> Iterator[None]:
-        """In the block, what lives with one rank each can be stepped where it is, and clipped together."""
+    def _in_forms(self) -> Iterator[None]:
         with ExitStack() as stack:
             for state in self.fit.states:
                 stack.enter_context(state.stepping(self.fit.precision_plugin))

@@ -55,13 +55,10 @@ class Keeper(Callback):
 
     def on_train_batch_end(self, *args: Any) -> None:
         self.is_in_step = False
-        self._end_if_interrupted()
-
-    def _end_if_interrupted(self, *args: Any) -> None:
         if self.is_interrupted:  # where Python threw the exception of the signal's handler away, as in a destructor
             raise InterruptedRankError
 
-    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = _end_if_interrupted  # type: ignore[assignment]
+    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_end  # type: ignore[assignment]
 
 
 def _lies_apart(trainer: Trainer) -> bool:
