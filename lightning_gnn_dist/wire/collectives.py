@@ -54,16 +54,10 @@ class Traffic:
     def figures(self) -> dict[str, float]:
         """What to log of this fit; nothing of a boundary where nothing was sent."""
         begun = self._begun or Traffic()
-        own = {
-            "comm/bytes_sent": self.bytes_sent - begun.bytes_sent,
-            "comm/seconds": self.seconds - begun.seconds,
-            "comm/boundary_bytes": self.boundary_bytes - begun.boundary_bytes,
-            "comm/boundary_seconds": self.boundary_seconds - begun.boundary_seconds,
-        }
-        own["comm/bytes_between_hosts"] = self.bytes_between_hosts - begun.bytes_between_hosts
-        left_out = [] if own["comm/boundary_bytes"] else ["comm/boundary_bytes", "comm/boundary_seconds"]
-        left_out += [] if hosts is not None else ["comm/bytes_between_hosts"]
-        return {name: value for name, value in own.items() if name not in left_out}
+        names = ["bytes_sent", "seconds"]
+        names += ["boundary_bytes", "boundary_seconds"] if self.boundary_bytes > begun.boundary_bytes else []
+        names += ["bytes_between_hosts"] if hosts is not None else []
+        return {f"comm/{name}": getattr(self, name) - getattr(begun, name) for name in names}
 
 
 class Sent(NamedTuple):
