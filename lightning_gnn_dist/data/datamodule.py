@@ -25,6 +25,7 @@ from lightning_gnn_dist.boundary.auto import Auto, boundary_of
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import (
+    MAX_INTEGER,
     check_at_least,
     check_at_least_if_given,
     check_below,
@@ -345,7 +346,8 @@ class GraphDataModule(LightningDataModule):
         They depend on the seed, the round and the rank alone, so that a resumed run sees the same ones. Of shards they
         are collective, and sliced.
         """
-        if not all(type(number) is int and number >= 0 for number in (round_idx, start, 0 if stop is None else stop)):
+        numbers = round_idx, start, 0 if stop is None else stop
+        if not all(type(number) is int and 0 <= number <= MAX_INTEGER for number in numbers):
             check_at_least(0, round_idx=round_idx, start=start)
             check_at_least_if_given(0, stop=stop)
         if sliced is not True:
@@ -364,10 +366,11 @@ class GraphDataModule(LightningDataModule):
         With ``of="graph"`` these are also the round's first correction batches. With ``start``, the number of training
         batches before the round, the part is that of the batch that follows; without, it is the running part.
         """
-        if not all(type(number) is int and number >= 0 for number in (round_idx, 0 if start is None else start)):
+        numbers = round_idx, 0 if start is None else start
+        if not all(type(number) is int and 0 <= number <= MAX_INTEGER for number in numbers):
             check_at_least(0, round_idx=round_idx)
             check_at_least_if_given(0, start=start)
-        if of not in ("part", "graph"):
+        if type(of) is not str or of not in ("part", "graph"):
             check_choice("of", of, Scope)
         if of == "graph":
             return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
