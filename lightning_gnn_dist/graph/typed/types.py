@@ -120,7 +120,7 @@ class GraphTypes:
         places: dict[str, list[str]] = {}
         for field, of_types in (("node_arrays", self.node_arrays), ("edge_arrays", self.edge_arrays)):
             for kind, arrays in of_types.items():
-                at = f"graph.types.{field}[{kind!r}]" if have_names(self) else f"graph.{field}"
+                at = f"graph.types.{field}[{kind!r}]" if any(kind) else f"graph.{field}"
                 for each in arrays:
                     places.setdefault(each, []).append(f"{at}[{each!r}]")
         if name in places:
@@ -281,7 +281,7 @@ class GraphTypes:
 
         Reads all edges once, in pieces, if there are several types.
         """
-        if not have_names(self):
+        if len(self.node_types) == len(self.edge_types) == 1:
             return
         places = {name: number for number, name in enumerate(self.node_types)}
         ends = torch.tensor([[places[source], places[target]] for source, _, target in self.edge_types]).T
