@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from lightning_gnn_dist.batches.seed_batch import SeedBatch
 from lightning_gnn_dist.extensions.ready_made.layers import on_blocks
 from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.data_fitting import trainer
-from tests.layers.models import NUM_CLASSES, Judged, Ready, Sage, graph_of, whole_rows
+from tests.layers.models import MODELS, NUM_CLASSES, Judged, Ready, Sage, graph_of, uneven_data, whole_rows
 from tests.layers.test_lightning import (
     DATA,
     TESTED,
@@ -29,7 +30,10 @@ from tests.layers.test_lightning import (
     watched,
     works_after_an_exception,
 )
+from tests.layers.test_ranks import OWN, SLOW, check_fits, check_models, evaluate, fits
+from tests.layers.test_ranks import check as check_ranks
 from tests.layers.test_sight import sparse_data
+from tests.ranks import run_ranks
 
 
 class Gnn(Ready):
@@ -339,3 +343,28 @@ def test_a_model_on_blocks_counts_the_degrees_of_all_edges() -> None:
         graph_of(data), sampler=NeighborSampler([3, 3]), batch_size=5, evaluation=Evaluation(batch_size=5)
     )
     check(rows_of_test(module, batches), whole_rows(module, data), data.test_mask.nonzero().view(-1).tolist())
+
+
+# Models of PyG's are evaluated by ranks as one process evaluates them on the whole graph.
+
+
+OF_PYG = [name for name in MODELS if name not in OWN]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_rows_are_those_of_the_whole_graph(world_size: int) -> None:
+    check_models(world_size, [(name, 3) for name in OF_PYG if world_size == 1 or name not in SLOW])
+
+
+def test_rows_of_a_graph_in_files(tmp_path: Path) -> None:
+    graph_of(uneven_data()).save(tmp_path / "graph")
+    cases = [("PyG GCN", 2)]
+    check_ranks(cases, run_ranks(evaluate, 1, str(tmp_path / "graph"), "files", cases))
+
+
+def two_layers() -> Any:
+    return Ready(GraphSAGE, 2).double()
+
+
+def test_fits_validate_the_weights_of_their_time() -> None:
+    check_fits(run_ranks(fits, 2, two_layers))
