@@ -4,7 +4,7 @@ To import them takes each process four to six seconds of CPU time. What `fast_py
 the arguments of `python`, and stands for it in `sys.executable` as well, so that the ranks that Lightning starts are
 forked, too. A test of signals, or of what a command imports, takes `sys.executable` itself.
 
-    subprocess.run([fast_python(), "examples/rgat.py"], ...)
+    subprocess.run([fast_python(), "examples/node_rows.py"], ...)
 """
 
 import atexit

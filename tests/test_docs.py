@@ -73,7 +73,7 @@ def test_what_is_wider_than_a_screen_scrolls_by_itself(site: Path) -> None:
 
 @pytest.mark.slow
 def test_files_that_pages_name_are_there(site: Path) -> None:
-    assert (site / "examples" / "rgat.py").read_text() == (ROOT / "examples" / "rgat.py").read_text()
+    assert (site / "examples" / "relational.py").read_text() == (ROOT / "examples" / "relational.py").read_text()
     assert not list(site.glob("hooks.py")) and not (site / "docs").exists()
 
 

@@ -30,7 +30,6 @@ from tests.python_server import fast_python
 EXAMPLES = Path(__file__).parents[1] / "examples"
 LEAST = {
     "link_prediction": ("mrr", 0.4),
-    "typed_links": ("mrr", 0.4),
     "edge_ratings": ("r2", 0.4),
     "recommender": ("mrr", 0.45),
     "relational": ("auroc", 0.7),
