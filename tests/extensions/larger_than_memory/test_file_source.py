@@ -84,8 +84,17 @@ def test_batches_are_those_of_the_graph(tmp_path: Path, cache_bytes: int, depth:
     assert rows.cache.num_bytes <= cache_bytes
 
 
-@pytest.mark.parametrize(("widen", "all_labels"), [(False, True), (True, False), (torch.bfloat16, False)])
-@pytest.mark.parametrize("form", [floats, halves, scaled])
+@pytest.mark.parametrize(
+    ("form", "widen", "all_labels"),
+    [
+        (floats, False, True),
+        (halves, True, False),
+        (scaled, torch.bfloat16, False),
+        *(pytest.param(form, True, False, marks=pytest.mark.slow) for form in (floats, scaled)),
+        *(pytest.param(form, torch.bfloat16, False, marks=pytest.mark.slow) for form in (floats, halves)),
+        *(pytest.param(form, False, True, marks=pytest.mark.slow) for form in (halves, scaled)),
+    ],
+)
 def test_all_forms_of_features_are_read(
     tmp_path: Path, form: Callable[[Tensor], dict[str, Tensor]], widen: Widen, all_labels: bool
 ) -> None:

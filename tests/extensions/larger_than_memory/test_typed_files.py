@@ -91,7 +91,9 @@ SAMPLERS: dict[str, Sampler] = {
 }
 
 
-@pytest.mark.parametrize("cache_bytes", [0, 3000, 40_000, WIDE - 1])
+@pytest.mark.parametrize(
+    "cache_bytes", [0, 3000, *(pytest.param(n, marks=pytest.mark.slow) for n in (40_000, WIDE - 1))]
+)
 @pytest.mark.parametrize("name", ["neighbors", "in time"])
 def test_batches_are_those_of_the_graph(folder: Path, name: str, cache_bytes: int) -> None:
     graph, sampler = Graph.open(folder), SAMPLERS[name]
@@ -106,7 +108,9 @@ def test_batches_are_those_of_the_graph(folder: Path, name: str, cache_bytes: in
     rows.close()
 
 
-@pytest.mark.parametrize("name", ["all", "of types", "latest", "shadow"])
+@pytest.mark.parametrize(
+    "name", ["of types", "shadow", *(pytest.param(n, marks=pytest.mark.slow) for n in ("all", "latest"))]
+)
 def test_samplers_draw_what_they_draw_in_ram(folder: Path, name: str) -> None:
     graph, sampler = Graph.open(folder), SAMPLERS[name]
     rows = DiskRows.of(graph, 9000)
