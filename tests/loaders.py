@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist import Graph, NeighborSampler
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.batches import THREAD_NAME, Batches, Deal
+from lightning_gnn_dist.batches.batches import THREAD_NAME, Batches, Deal, Learning
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from tests.sampling.reference import random_graph
@@ -20,6 +20,13 @@ GRAPH = random_graph(300, 3000, seed=1)
 
 
 SEEDS = torch.arange(10, 67)
+
+
+def batches_of_part(learning: Learning, **options: Any) -> Batches:
+    """The batches of a part that never changes."""
+    made = Batches(lambda _: learning, learning.deal.num_batches, **options)
+    made.learning(0)
+    return made
 
 
 def over(
@@ -33,7 +40,7 @@ def over(
     **options: Any,
 ) -> Batches:
     """The batches of one set of seeds."""
-    return Batches.of(source, Deal(seeds, num_batches, seed, shuffle, inputs), **options)
+    return batches_of_part(Learning(source, Deal(seeds, num_batches, seed, shuffle, inputs)), **options)
 
 
 def loader(num_batches: int = 5, *, seeds: Tensor = SEEDS, sampler: object = None, **options: object) -> Batches:

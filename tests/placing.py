@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from lightning_gnn_dist.batches.batches import Batches
+from tests.loaders import batches_of_part
 
 
 def placed(data: Any, rank: int, num_ranks: int) -> Any:
@@ -24,7 +24,7 @@ def batches_of(data: Any, part: Any, num_batches: int, seed: int, rank: int, num
     """The loader of a rank's training batches of a part."""
     with placing(data, rank, num_ranks):
         learning = data._learning_of(part, num_batches, data._home.holder, seed)
-        return Batches.of(*learning, **data._running.options_of_batches)
+        return batches_of_part(learning, **data._running.options_of_batches)
 
 
 def most_seeds(data: Any, num_ranks: int) -> int:

@@ -213,13 +213,6 @@ class Batches:
         self.num_ranks, self.position = num_ranks, 0
         self.waited_seconds = 0.0  # how long the consumer has waited for batches, since this was made
 
-    @classmethod
-    def of(cls, source: BatchSource, deal: Deal, **options: Any) -> Batches:
-        """Return the batches of a part that never changes."""
-        made = cls(lambda _: Learning(source, deal), deal.num_batches, **options)
-        made.learning(0)
-        return made
-
     def __len__(self) -> int:
         return self._num_batches * self._turns
 
@@ -421,6 +414,14 @@ def asked_of(learning: Learning, numbers: list[int]) -> BulkSeeds:
     places = [deal.places(key, source.order) for key in keys]
     inputs = None if deal.inputs is None else [deal.inputs[at] for at in places]
     return [deal.seeds[at] for at in places], keys, inputs
+
+
+def in_turn(learning: Learning, number: int, dtype: torch.dtype | None) -> Iterator[SampledData]:
+    """Yield the batches of a pass, each made when it is due."""
+    first = number * learning.deal.num_batches
+    asked = (asked_of(learning, [first + batch]) for batch in range(learning.deal.num_batches))
+    for _, made in learning.source.make_in_turn(asked):
+        yield from made if dtype is None else (in_type(batch, dtype) for batch in made)
 
 
 class Ahead:

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import model_helpers, rank_zero_info
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, Passes
+from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, Passes, in_turn
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.boundary.auto import Auto, boundary_of
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
@@ -90,7 +90,7 @@ class GraphDataModule(LightningDataModule):
         self.predicted: Tensor | None = None  # nodes of the graph; None is all
         self._loaders: list[Batches] = []
         self._train_batches: Batches | None = None
-        self._anchors: tuple[Graph, Batches] | None = None
+        self._anchors: tuple[Graph, Learning] | None = None  # of the running part
         self._global: GlobalBatches | None = None
 
     # What it was made of.
@@ -357,7 +357,8 @@ class GraphDataModule(LightningDataModule):
                 'Correction(way="rank0") computes a batch of the whole graph on one rank, and no rank can '
                 'make one of a sharded graph alone: use way="sliced".'
             )
-        rank, num_slices = (self._running.rank, self._running.num_ranks) if sliced else (0, 1)
+        run = self._home.running
+        rank, num_slices = (run.rank, run.num_ranks) if sliced else (0, 1)
         return self._global_batches().of_round(round_idx, rank, num_slices, start, stop)
 
     def anchor_batches(self, round_idx: int, *, of: Scope = "part", start: int | None = None) -> Iterator[Data]:
@@ -376,13 +377,12 @@ class GraphDataModule(LightningDataModule):
             return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
         if start is not None and self._train_batches is not None:
             self._train_batches.move_to(start)
-        part = self._home.running_part()
-        if self._anchors is None or self._anchors[0] is not part:
-            learning = self._learning_of(part, self._task.num_batches(), self._home.holder, self.seed + Purpose.ANCHORS)
-            how = self._running.options_of_batches | {"bulk_size": 1, "num_threads": 0}  # few batches at a time
-            self._anchors = part, Batches.of(*learning, **how)
-        anchors = self._anchors[1]
-        return anchors.between(round_idx * len(anchors), (round_idx + 1) * len(anchors))
+        if self._anchors is None:
+            part, seed = self._home.running_part(), self.seed + Purpose.ANCHORS
+            learning = self._learning_of(part, self._task.num_batches(), self._home.holder, seed)
+            learning.source.keep_buffers(3)  # made, used, and kept by a user
+            self._anchors = part, learning
+        return in_turn(self._anchors[1], round_idx, self._home.running.dtype)
 
     @property
     def figures(self) -> dict[str, float]:

@@ -384,7 +384,7 @@ class LocalGraph(GraphAccess):
     @property
     def figures(self) -> dict[str, float]:
         """Numbers to log: the bus, rows that are read from files, what switching parts cost, the part's coverage."""
-        figures = self.crossing.figures
+        figures = self.crossing.figures if self.crossing.num_bytes or self.crossing.asked else {}
         for each in (self._evaluation, self._sources, self._parts):
             figures |= {} if each is None else each.figures
         return figures
