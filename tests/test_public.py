@@ -154,7 +154,7 @@ def test_files_become_graphs_without_lightning() -> None:
 
 
 def test_unknown_names_are_refused_and_public_ones_listed() -> None:
-    with pytest.raises(AttributeError, match="module 'lightning_gnn_dist' has no attribute 'Grpah'"):
+    with pytest.raises(AttributeError, match=r"no attribute 'Grpah'. Did you mean 'Graph'\?"):
         _ = lightning_gnn_dist.Grpah  # type: ignore[attr-defined]
     with pytest.raises(ImportError, match="cannot import name 'Grpah' from 'lightning_gnn_dist'"):
         from lightning_gnn_dist import Grpah  # type: ignore[attr-defined]  # noqa: F401

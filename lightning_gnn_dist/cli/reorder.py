@@ -18,6 +18,8 @@ def run(options: argparse.Namespace) -> None:
     try:
         if holds_split(options.graph):
             raise ValueError(f"{options.graph} holds a split of edges, and a graph is needed: reorder that one.")
+        if options.output.exists() and not options.overwrite:
+            raise FileExistsError(f"{options.output} exists already: choose another path, or add --overwrite.")
         check_target(options.output, overwrite=options.overwrite)
         graph = Graph.open(options.graph)
         partition = partition_of(options, graph, options.chunks)

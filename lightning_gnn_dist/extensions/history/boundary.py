@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from lightning.pytorch import Trainer
 from torch import Tensor
@@ -17,10 +16,7 @@ from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.model_layers import against_running_layers
 from lightning_gnn_dist.rounds.meeting_hook import MeetingHook
-from lightning_gnn_dist.rules import check_fields
 from lightning_gnn_dist.sampling.base import SeesByTime
-
-Every = Literal["round"]
 
 
 @dataclass(frozen=True)
@@ -39,16 +35,9 @@ class History(Boundary):
 
     It takes a module with a method ``layers`` (see :func:`through_layers`) and a strategy of rounds, such as
     :class:`LocalSGDStrategy`, :class:`LLCGStrategy` or :class:`TMAStrategy`. Parts may change at meetings alone.
-
-    Args:
-        every: When rows are computed anew: at the end of every ``"round"``.
     """
 
-    every: Every = "round"
     keeps_rows = True
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def check_settings(self, settings: BatchSettings) -> None:
         if settings.leaves_types_out:

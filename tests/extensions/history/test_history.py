@@ -400,7 +400,7 @@ def test_ranks_that_may_die_are_refused() -> None:
 def test_shards_have_no_rows_of_meetings(tmp_path: Path) -> None:
     graph = small_graph()
     save_shards(graph, RandomPartitioner()(graph, 2, 0), tmp_path / "shards")
-    with pytest.raises(ValueError, match=r"boundary must be .* for shards, got History\(every='round'\)"):
+    with pytest.raises(ValueError, match=r"boundary must be .* for shards, got History\(\)"):
         PartitionedDataModule(tmp_path / "shards", boundary=History())
 
 
