@@ -30,11 +30,10 @@ extensions/         what a user may pass, a folder each, which nothing above imp
 import ast
 import inspect
 import sys
-from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from lightning_gnn_dist.answers import answers_unknown_names
+from lightning_gnn_dist.answers import answers_unknown_names, did_you_mean
 from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.short_names import tell_lightning
 
@@ -127,8 +126,7 @@ if not TYPE_CHECKING:  # to a type checker, they would say that there are no nam
         if said := way_out(name):
             raise ImportError(said)  # of an AttributeError `from ... import` would tell nothing
         if name not in _DEFINED_IN:
-            near = "".join(f": did you mean {other}?" for other in get_close_matches(name, _DEFINED_IN, n=1))
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}{near}")
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{did_you_mean(name, _DEFINED_IN)}")
         try:
             module = import_module(_DEFINED_IN[name])
             value = answers_unknown_names(getattr(module, name))

@@ -55,6 +55,11 @@ WORDS_OF_PYG = {  # and of torch's DataLoader, with what is written here
 }
 
 
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """Return the question whether the nearest of some names was meant, behind a space, if one is near."""
+    return "".join(f" Did you mean {near!r}?" for near in get_close_matches(name, known, n=1))
+
+
 def answers_unknown_names(kind: Any) -> Any:
     """Let a class, its class methods, or a function refuse arguments that it does not take by what to write instead."""
     for name, member in [*vars(kind).items()]:
@@ -101,8 +106,8 @@ def instead_of(kind: Any, name: str, known: Collection[str] = ()) -> str:
     for setting, value in ((each, parameter.default) for each, parameter in parameters.items()):
         if is_dataclass(value) and name in {field.name for field in fields(value)}:
             return f"It is a field of {setting}, write {setting}={type(value).__name__}({name}=...)."
-    if near := get_close_matches(name, known, n=1):
-        return f"Did you mean {near[0]!r}?"
+    if near := did_you_mean(name, known):
+        return near.strip()
     package = import_module(__name__.partition(".")[0])
     public = {each: inspect.signature(getattr(package, each)).parameters for each in package.__all__}
     others = [each for each, taken in public.items() if name in taken]

@@ -22,7 +22,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from jsonargparse import Namespace
 from lightning.pytorch.strategies import StrategyRegistry
 
-from lightning_gnn_dist.answers import gone_argument, instead_of
+from lightning_gnn_dist.answers import did_you_mean, gone_argument, instead_of
 from lightning_gnn_dist.checks import check_file, shown
 from lightning_gnn_dist.gone import of_argument, of_value, way_out
 
@@ -165,8 +165,8 @@ def _misspelt_structure(message: str) -> Iterator[str]:
 def _suggest(name: str, known: Collection[str], owner: str) -> str:
     if said := of_argument(name):
         return said
-    if near := get_close_matches(name, known, n=1):
-        return f"There is no {name!r}. Did you mean {near[0]!r}?"
+    if near := did_you_mean(name, known):
+        return f"There is no {name!r}.{near}"
     listed = ", ".join(sorted(known)[:MAX_LISTED])
     return f"There is no {name!r}: {owner} {listed}{', ...' if len(known) > MAX_LISTED else ''}."
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from typing import Any, ClassVar
 
 import numpy as np
 
+from lightning_gnn_dist.answers import did_you_mean
 from lightning_gnn_dist.checks import shown
 
 NUMBERS, CATEGORIES, MOMENTS = "x", "categories", "moments"  # node arrays; of a hidden column "<column>_x", ...
@@ -105,8 +105,7 @@ class Tables:
     def task(self, name: str) -> TableTask:
         """The task of this name."""
         if name not in self.tasks:
-            near = get_close_matches(str(name), self.tasks, n=1)
-            meant = f" Did you mean {near[0]!r}?" if near else ""
+            meant = did_you_mean(str(name), self.tasks)
             raise ValueError(f"task must be one of {shown(list(self.tasks))}, got {shown(name)}.{meant}")
         return self.tasks[name]
 
