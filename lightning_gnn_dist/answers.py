@@ -109,7 +109,6 @@ def instead_of(kind: Any, name: str, known: Collection[str] = ()) -> str:
     if near := did_you_mean(name, known):
         return near.strip()
     package = import_module(__name__.partition(".")[0])
-    public = {each: inspect.signature(getattr(package, each)).parameters for each in package.__all__}
-    others = [each for each, taken in public.items() if name in taken]
+    others = [each for each in package.__all__ if name in inspect.signature(getattr(package, each)).parameters]
     takes = f"It takes {', '.join(known)}." if known else "It takes no argument."
     return f"It is an argument of {', '.join(others[:5])}." if others else takes
