@@ -106,9 +106,7 @@ def instead_of(kind: Any, name: str, known: Collection[str] = ()) -> str:
     for setting, value in ((each, parameter.default) for each, parameter in parameters.items()):
         if is_dataclass(value) and name in {field.name for field in fields(value)}:
             return f"It is a field of {setting}, write {setting}={type(value).__name__}({name}=...)."
-    if near := did_you_mean(name, known):
-        return near.strip()
     package = import_module(__name__.partition(".")[0])
     others = [each for each in package.__all__ if name in inspect.signature(getattr(package, each)).parameters]
-    takes = f"It takes {', '.join(known)}." if known else "It takes no argument."
-    return f"It is an argument of {', '.join(others[:5])}." if others else takes
+    takes = f"It is an argument of {', '.join(others[:5])}." if others else f"It takes {', '.join(known) or 'nothing'}."
+    return did_you_mean(name, known).strip() or takes
