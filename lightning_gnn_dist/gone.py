@@ -48,7 +48,7 @@ GONE: dict[str, str] = {
     **dict.fromkeys(("Graph.version", "Graph.open.version"), _CHANGED),
     "join_partition": "leave it out: the data module cuts a graph with new nodes anew",
     "extend_checkpoint": "give nodes features beside learned rows, or train anew on the larger graph",
-    **dict.fromkeys(("RunReport.path", "RunReport.progress_bar"), "leave it out: the trainer's loggers get its figures"),
+    **dict.fromkeys(("RunReport.path", "RunReport.progress_bar"), "leave it out: loggers get its figures"),
     "RunReport.monitor": "leave it out: the loggers of the trainer have the metrics of every round",
     "lightning-gnn-dist report": "examples/compare_runs.py draws the files of Lightning's CSVLogger",
 }
