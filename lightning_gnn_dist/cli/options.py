@@ -40,7 +40,9 @@ sender and receiver. The table of nodes that goes with it has an id (the column 
 "label"), a split ("split": train, val, test); all other columns are features. Or a folder with tables of several
 types of nodes, nodes/paper.csv, nodes/author.parquet, ..., and of edges, edges/author__writes__paper.csv, ..., by
 source type, name and destination type; each may also be an .npz or a folder of .npy. Or a folder of tables with keys:
-RelBench's, with a manifest.yaml, or one with a database.yaml, which names keys, times and kinds of columns."""
+RelBench's, with a manifest.yaml, or one with a database.yaml, which names keys, times and kinds of columns. Or the
+connection of a database, sqlite:///shop.db or postgresql://user@host/shop. A table may be in several files: a folder,
+a pattern in quotes ('edges/*.csv'), or several names before OUT."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -86,9 +88,14 @@ def _add_prepare(commands: Commands) -> None:
     prepare = commands.add_parser(
         "prepare", help="turn a PyG file, arrays or tables into a saved graph", description=SOURCES
     )
-    prepare.add_argument("source", type=Path, help="what to read")
+    prepare.add_argument("source", nargs="+", help="what to read")
     prepare.add_argument("out", type=Path, help="the directory to write")
-    prepare.add_argument("--nodes", type=Path, metavar="TABLE", help="the table of nodes of a table of edges")
+    prepare.add_argument("--nodes", metavar="TABLE", help="the table of nodes of a table of edges")
+    prepare.add_argument(
+        "--task",
+        metavar="FILE",
+        help="of a connection: queries of tasks (.sql), or a database.yaml with them beside it",
+    )
     prepare.add_argument("--undirected", action="store_true", help="add the reverse of every edge, remove duplicates")
     prepare.add_argument(
         "--split", type=float, nargs=3, metavar=("TRAIN", "VAL", "TEST"), help="deal labelled nodes: 0.6 0.2 0.2"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,7 @@ from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.prepare.files.columns import SPLITS, Choice
+from lightning_gnn_dist.prepare.given import as_files
 from lightning_gnn_dist.prepare.portion import Portion
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 from lightning_gnn_dist.prepare.steps.describe import Prepared
@@ -34,16 +35,21 @@ def run(options: argparse.Namespace) -> None:
     """Do what the options say."""
     try:
         is_rank = join_torchrun()
-        preparation = _preparation(options, _shard_of_rank(options) if is_rank else _shard(options))
-        if is_rank:
-            _with_others(preparation, options)
-            return
-        if preparation.target.exists() and not options.overwrite:
-            raise FileExistsError(f"{preparation.target} exists already: choose another path, or add --overwrite.")
-        _estimate(preparation)
-        with _stages() as on_progress:
-            prepared = preparation.run(on_progress, overwrite=options.overwrite, on_columns=_tell_columns)
-        _summary(prepared, preparation)
+        shard = _shard_of_rank(options) if is_rank else _shard(options)
+        target = (shard or Portion()).target(options.out)
+        if target.exists() and not (options.overwrite or is_rank):
+            raise FileExistsError(f"{target} exists already: choose another path, or add --overwrite.")
+        source = options.source[0] if len(options.source) == 1 else options.source
+        given = {"source": source} | ({} if options.nodes is None else {"nodes": options.nodes})
+        with as_files(options.out, given, options.task, is_whole=shard is None) as files:
+            preparation = _preparation(options, files, shard)
+            if is_rank:
+                _with_others(preparation, options)
+                return
+            _estimate(preparation)
+            with _stages() as on_progress:
+                prepared = preparation.run(on_progress, overwrite=options.overwrite, on_columns=_tell_columns)
+            _summary(prepared, preparation)
         _compile(options)
     except (ValueError, TypeError, OSError, NotImplementedError, MemoryError, ModuleNotFoundError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
@@ -67,12 +73,12 @@ def _with_others(preparation: Preparation, options: argparse.Namespace) -> None:
     _summary(prepared, preparation)
 
 
-def _preparation(options: argparse.Namespace, shard: Portion | None) -> Preparation:
+def _preparation(options: argparse.Namespace, files: Mapping[str, Path], shard: Portion | None) -> Preparation:
     return Preparation(
-        options.source,
+        files["source"],
         options.out,
         shard,
-        options.nodes,
+        files.get("nodes"),
         undirected=options.undirected,
         time=options.time,
         reverse=options.reverse,

@@ -24,7 +24,7 @@ from lightning_gnn_dist.graph.typed.names import within
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.prepare.files.columns import Choice, named_kinds
 from lightning_gnn_dist.prepare.files.inputs import Inputs, Unpacked, with_reverse
-from lightning_gnn_dist.prepare.frames import as_files
+from lightning_gnn_dist.prepare.given import as_files
 from lightning_gnn_dist.prepare.kept import keep_ids
 from lightning_gnn_dist.prepare.portion import RENAMED, WRITTEN, Portion
 from lightning_gnn_dist.prepare.refusals import check_kinds, check_types
@@ -40,6 +40,7 @@ from lightning_gnn_dist.prepare.steps.nodes import (
     check_split,
     has_fractions,
 )
+from lightning_gnn_dist.prepare.tables.reading import check_there, files_of
 from lightning_gnn_dist.rules import Count, Seed, check_fields
 
 DATABASES = {  # who reads a folder with such a file
@@ -58,6 +59,7 @@ def prepare_graph(
     *,
     shard: Portion | None = None,
     nodes: Any | None = None,
+    tasks: str | Path | None = None,
     undirected: bool = False,
     time: str | None = None,
     reverse: bool = False,
@@ -84,12 +86,15 @@ def prepare_graph(
             folder), ``y.npy``, ``train_mask.npy`` or ``train_idx.npy``, ... Of several types a folder with folders
             ``nodes`` and ``edges``: for each type a table, text or Parquet, or an ``.npz`` or folder of such arrays.
             Rows of nodes have an id; edges are called ``<source type>__<name>__<destination type>``. Where nodes are
-            arrays, their ids count from 0. Tables with keys: RelBench's folder, or one with a ``database.yaml``.
+            arrays, their ids count from 0. Tables with keys: RelBench's folder, or one with a ``database.yaml``; or
+            the connection of a database, ``sqlite:///shop.db`` or ``postgresql://user@host/shop``. A table may be in
+            several files: a folder, a pattern (``edges/*.csv``), or a list of paths.
         out: The directory to write. Of a shard the directory of the shards, of which this host gets ``shares.json`` and
             its own shard.
         shard: Which shard to write, a :class:`OneShard`, instead of the whole graph. Each host reads all files and
             keeps its own nodes and the edges into them. Without types, arrays of edges must be dropped.
         nodes: A table or frame of nodes with their ids, or a folder or ``.npz`` of arrays, for a graph without types.
+        tasks: The tasks of a database that is named by a connection: queries (``.sql``), or a ``database.yaml``.
         undirected: Add the reverse of every edge, and keep every edge once, of a graph without types.
         time: Of several types, the array by which edges of one type into a node are ordered (:class:`GraphTypes`).
         reverse: Of several types, add an edge type ``rev_<name>`` for each, with the same arrays.
@@ -107,10 +112,11 @@ def prepare_graph(
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     check_true_or_false(overwrite=overwrite)
     out, choice = check_folder("out", out), Choice(tuple(drop), named_kinds(kinds))
-    with as_files(out, {"source": source} | ({} if nodes is None else {"nodes": nodes})) as files:
+    given = {"source": source} | ({} if nodes is None else {"nodes": nodes})
+    with as_files(out, given, tasks, is_whole=shard is None) as files:
         edges, table = files["source"], files.get("nodes")
-        given = edges, out, shard, table, undirected, time, reverse, split, seed, choice, float_labels, memory_bytes
-        Preparation(*given).run(on_progress, overwrite=overwrite)
+        settings = undirected, time, reverse, split, seed, choice, float_labels, memory_bytes
+        Preparation(edges, out, shard, table, *settings).run(on_progress, overwrite=overwrite)
 
 
 @dataclass(frozen=True)
@@ -133,8 +139,7 @@ class Preparation:
     def __post_init__(self) -> None:
         check_fields(self)
         check_split(self.split)
-        if not self.source.exists():
-            raise FileNotFoundError(f"{self.source} does not exist.")
+        check_there(self.source)
         of_types = {"time": self.time is not None, "reverse": self.reverse, "split": self.split is not None}
         check_types(self.inputs, self.source, self.nodes, undirected=self.undirected, **of_types)
         check_kinds(self.choice.kinds, self.inputs, self.source)
@@ -298,8 +303,8 @@ class Preparation:
 
     def _facts(self) -> dict[str, Any]:
         """What the result depends on: the files, by size and time, and the settings."""
-        paths = [self.source, *sorted(self.source.rglob("*"))] if self.source.is_dir() else [self.source]
-        paths += [self.nodes, *sorted(self.nodes.rglob("*"))] if self.nodes else []
+        given = [self.source, self.nodes] if self.nodes else [self.source]
+        paths = [path for each in given for path in (sorted(each.rglob("*")) if each.is_dir() else files_of(each))]
         files = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths if path.is_file()}
         return {
             "version": VERSION,

@@ -19,10 +19,10 @@ import yaml  # type: ignore[import-untyped]  # its stubs are another package
 
 from lightning_gnn_dist.checks import is_integer, shown
 from lightning_gnn_dist.prepare.files.columns import SPLITS
-from lightning_gnn_dist.prepare.tables.reading import columns_of, is_table
+from lightning_gnn_dist.prepare.tables.reading import columns_of, is_table, name_of
 
 RELBENCH, PLAIN = "manifest.yaml", "database.yaml"
-OF_DATABASE = {"val_timestamp", "test_timestamp", "tables", "text", "name", "description", "manifest_version"}
+OF_DATABASE = {"val_timestamp", "test_timestamp", "tables", "text", "name", "description", "manifest_version", "notes"}
 OF_TABLE = {"pkey", "time_col", "fkeys", "columns"}
 KINDS = ("number", "category", "time", "text", "ignore")
 RECOMMENDATION = "recommendation"
@@ -105,6 +105,7 @@ class Manifest:
         val_time: Questions from here on validate, if that is told; rows from here on are in no statistics.
         test_time: Questions from here on test.
         text: Module and function that turns texts into rows of numbers, if one is named.
+        notes: What whoever made the folder has left out.
     """
 
     path: Path
@@ -113,6 +114,7 @@ class Manifest:
     val_time: int | None
     test_time: int | None
     text: str | None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, folder: Path) -> Manifest:
@@ -137,7 +139,7 @@ class Manifest:
         val_time, test_time = (_moment(said.get(name), name, path) for name in ("val_timestamp", "test_timestamp"))
         if val_time is not None and test_time is not None and test_time <= val_time:
             raise ValueError(f"{path}: test_timestamp must be later than val_timestamp.")
-        return cls(path, tables, tasks, val_time, test_time, said.get("text"))
+        return cls(path, tables, tasks, val_time, test_time, said.get("text"), tuple(said.get("notes", ())))
 
     @property
     def has_times(self) -> bool:
@@ -152,6 +154,16 @@ class Manifest:
     def may_dangle(self) -> bool:
         """Whether keys that name no row are left out, as RelBench does."""
         return self.path.name == RELBENCH
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What the keys and times of each table are, in words."""
+
+        def told(each: TableSpec) -> str:
+            words = [f"{word} {name}" for word, name in (("key", each.pkey), ("time", each.time_col)) if name]
+            return ", ".join([*words, *(f"{column} -> {target}" for column, target in each.fkeys.items())])
+
+        return tuple(f"{name}: {told(each)}." for name, each in self.tables.items())
 
     def hidden(self, table: str) -> frozenset[str]:
         """The columns of a table that a task hides."""
@@ -228,7 +240,7 @@ def _table(folder: Path, path: Path, name: str, said: Any) -> TableSpec:
 
 def _file(folder: Path, name: str, where: str) -> Path:
     """The one file of a table, or of a split of a task."""
-    found = [path for path in sorted(folder.iterdir()) if is_table(path) and _name_of(path) == name]
+    found = [path for path in sorted(folder.iterdir()) if is_table(path) and name_of(path) == name]
     if not found:
         raise ValueError(
             f"{where} has no file: {folder / name}.parquet (or .csv, .tsv, .txt, also gzipped) is missing."
@@ -236,11 +248,6 @@ def _file(folder: Path, name: str, where: str) -> Path:
     if len(found) > 1:
         raise ValueError(f"{where} has two files, {found[0]} and {found[1]}: remove one of them.")
     return found[0]
-
-
-def _name_of(path: Path) -> str:
-    """The name of the table in a file, which may have dots."""
-    return path.name.removesuffix(".gz").rpartition(".")[0]
 
 
 def _check_keys(table: TableSpec, tables: Mapping[str, TableSpec], path: Path) -> None:
@@ -331,7 +338,7 @@ def _table_of_nodes(file: Path, word: str, said: Mapping[str, Any], tables: Mapp
 
 def _files(folder: Path, file: Path) -> dict[str, Path]:
     """The tables of a task: one for each split, or one whose times, or whose column ``split``, tell it."""
-    found = {_name_of(path) for path in folder.iterdir() if is_table(path)}
+    found = {name_of(path) for path in folder.iterdir() if is_table(path)}
     files = {name: _file(folder, name, f"{file}: {name}") for name in (*SPLITS, LABELS) if name in found}
     if LABELS in files and len(files) > 1:
         raise ValueError(

@@ -290,7 +290,7 @@ def _tables_of(
         name: tuple(Feature(**each) for each in told["features"]) for name, told in facts.items() if "features" in told
     }
     tasks = {name: TableTask(**told["task"]) for name, told in facts.items() if "task" in told}
-    notes = tuple(note for told in facts.values() for note in told["notes"])
+    notes = manifest.notes + tuple(note for told in facts.values() for note in told["notes"])
     timed = tuple(name for name in features if facts[name]["times"] is not None)
     seen = tuple(kind for kind in edge_types if kind not in {task.answers for task in tasks.values()})
     return Tables(features, tasks, seen, _span_of(manifest, facts, cut), timed, notes)
@@ -366,4 +366,5 @@ def inputs_of_database(folder: Path, drop: frozenset[str]) -> Inputs:
         LAYOUTS[manifest.path.name],
         TIME if manifest.has_times else None,
         partial(unpack_database, manifest),
+        manifest.lines,
     )

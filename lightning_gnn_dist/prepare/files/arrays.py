@@ -9,19 +9,19 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
-from torch_geometric.data.data import DataEdgeAttr, DataTensorAttr
-from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage, NodeStorage
 
 from lightning_gnn_dist.graph.storage.files import open_file
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, append, write_header
 from lightning_gnn_dist.graph.storage.store import as_numpy
 from lightning_gnn_dist.prepare.files.columns import check_num_nodes
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data, HeteroData
 
 Progress: TypeAlias = Callable[[float], None]  # told the share that is done
 
@@ -257,13 +257,14 @@ def _archive(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
         ) from error
 
 
-_OF_PYG = [Data, DataEdgeAttr, DataTensorAttr, GlobalStorage, HeteroData, BaseStorage, NodeStorage, EdgeStorage]
-
-
 def load_pyg(path: Path) -> Data | HeteroData:
     """The graph that ``torch.save`` saved, mapped. Nothing of the file is run."""
+    from torch_geometric.data import Data, HeteroData, data, storage  # which tables and arrays do without: 2 seconds
+
+    kinds = [Data, data.DataEdgeAttr, data.DataTensorAttr, storage.GlobalStorage, HeteroData]
+    kinds += [storage.BaseStorage, storage.NodeStorage, storage.EdgeStorage]
     try:
-        with torch.serialization.safe_globals(_OF_PYG):
+        with torch.serialization.safe_globals(kinds):
             content = torch.load(path, mmap=True, weights_only=True)
     except Exception as error:
         raise ValueError(

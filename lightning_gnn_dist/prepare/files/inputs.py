@@ -29,12 +29,15 @@ from lightning_gnn_dist.prepare.files.arrays import (
 from lightning_gnn_dist.prepare.files.columns import ALIASES, check_drop, check_purposes, id_of, purpose_of
 from lightning_gnn_dist.prepare.tables.reading import (
     about_headings,
+    check_there,
     columns_of,
     count_rows,
     ends_first,
-    is_parquet,
+    files_of,
+    is_one_table,
     is_table,
     is_text,
+    name_of,
 )
 
 ALL = range(1 << 62)  # edges, however many there are
@@ -74,9 +77,8 @@ class EdgeFiles:
     def of(cls, place: Entry, drop: Collection[str] = ()) -> EdgeFiles:
         """An array or a table of edges, or all of a folder, in the order of their names."""
         found: Sequence[Entry] = [place]
-        if isinstance(place, Path) and place.is_dir():
-            inside = sorted(file for file in place.iterdir() if _is_known(file))
-            found = [place] if inside and all(map(is_parquet, inside)) else inside
+        if isinstance(place, Path) and not is_one_table(place):
+            found = sorted(filter(_is_known, place.iterdir())) if place.is_dir() else files_of(place)
         if not found or not all(map(_is_known, found)):
             raise ValueError(
                 f"{place} holds no edges: give a .npy of shape (2, E) or (E, 2), a table (.csv, .tsv, .txt, also "
@@ -234,6 +236,7 @@ class Inputs:
         time: The array of times, if there is one.
         unpack: Turns tables into arrays where they say themselves what is in them, given the files, a folder, columns
             to drop, bytes of memory, and who is told of stages.
+        lines: What such tables say of themselves, in words.
     """
 
     nodes: dict[str, NodeFiles]
@@ -241,6 +244,7 @@ class Inputs:
     layout: str
     time: str | None = None
     unpack: Callable[..., Unpacked] | None = None
+    lines: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse names of arrays that a graph cannot have."""
@@ -276,8 +280,8 @@ class Inputs:
 
     @property
     def headings(self) -> tuple[str, ...]:
-        """What is taken for the headings of tables, in words."""
-        return about_headings(self.tables if self.unpack is None else [])
+        """What is taken for the headings of tables, or what tables say of themselves, in words."""
+        return self.lines or about_headings(self.tables)
 
     @property
     def tables(self) -> list[Path]:
@@ -343,8 +347,7 @@ def _of_one_type(source: Path, nodes: Path | None, drop: frozenset[str]) -> tupl
     of_nodes = NodeFiles.of(source, {name: entry for name, entry in found.items() if name not in of_edges})
     names |= {name for table in edges.tables for name in ends_first(table)[2:]}
     if nodes is not None:
-        if not nodes.exists():
-            raise FileNotFoundError(f"{nodes} does not exist.")
+        check_there(nodes)
         of_nodes, names = _nodes_at(nodes, drop).beside(of_nodes.arrays), names | _names(nodes)
     return Inputs({NODE: of_nodes}, {EDGE: edges}, "edges of one type"), names - {"edge_index"}
 
@@ -441,7 +444,7 @@ def _files(folder: Path) -> dict[str, Path]:
                 f"{path} is no table of one type: give a text (.csv, .tsv, .txt, also gzipped), .parquet or a folder "
                 "of these, an .npz, or a folder of .npy."
             )
-        name = path.name if path.is_dir() else Path(path.name.removesuffix(".gz")).stem
+        name = name_of(path)
         if name in found:
             raise ValueError(f"{path} and {found[name]} are two tables of one type: remove one of them.")
         found[name] = path

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Data
 
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.graph import fingerprint_of
@@ -19,6 +18,8 @@ from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.prepare.files.arrays import Progress
 from lightning_gnn_dist.prepare.files.columns import SPLITS
+
+OF_DATA = ("x", "edge_index", "edge_attr", "y", "pos", "time")
 
 
 @dataclass(frozen=True)
@@ -96,10 +97,15 @@ def map_arrays(draft: Path, files: Iterable[Path]) -> dict[str, Tensor]:
     return {name: torch.from_numpy(map_npy(file)) for name, file in names.items()}
 
 
+def _place(name: str) -> int:
+    """Where PyG's ``Data`` has an array: its arguments first, then others as they come."""
+    return OF_DATA.index(name) if name in OF_DATA else len(OF_DATA)
+
+
 def _in_order(draft: Path, of_nodes: Sequence[str]) -> list[Path]:
     """The files of a graph without types, in the order that PyG gives to arrays."""
     ordered = [draft / "indptr.npy", draft / "indices.npy"]
     for folder, first in ((draft / "nodes", of_nodes), (draft / "edges", ())):
         names = [*first, *(file.stem for file in sorted(folder.glob("*.npy")))]
-        ordered += [folder / f"{name}.npy" for name in Data(**dict.fromkeys(names, 0)).to_dict()]
+        ordered += [folder / f"{name}.npy" for name in sorted(dict.fromkeys(names), key=_place)]
     return ordered

@@ -227,6 +227,7 @@ class Work:
         self.run(f"SET temp_directory = {literal(self.folder / 'spill')}")
         self.run("SET TimeZone = 'UTC'")
         self.run("SET enable_progress_bar = false")
+        self.run("SET autoinstall_known_extensions = false")
         self.run("SET disabled_optimizers = 'join_order,build_side_probe_side'")  # so that rows stay in order
         self.run("CREATE TABLE IF NOT EXISTS done (stage VARCHAR PRIMARY KEY, facts VARCHAR)")
 

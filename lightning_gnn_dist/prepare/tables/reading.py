@@ -8,8 +8,8 @@ import re
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache, partial
+from glob import glob, has_magic
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 from lightning_gnn_dist.graph.storage.files import open_file
 from lightning_gnn_dist.prepare.tables.engine import ROW, Run, Table, Work, duckdb_for, literal, quoted, told
 
-TEXTS, PARQUET, JSON = {".csv", ".tsv", ".txt"}, {".parquet", ".pq"}, {".jsonl", ".ndjson"}
+TEXTS, PARQUET, JSON = map(frozenset, ((".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".jsonl", ".ndjson")))
 PACKED = (".gz", ".zst")
 SEPARATORS = ",\t; "
 BYTES_COUNTED, PLACES_COUNTED = 1 << 14, 32
 COMPRESSION = 4  # factor by which gzip shortens numbers in text, about
 ENDS = [("source", "target"), ("source", "destination"), ("src", "dst"), ("sender", "receiver"), ("from", "to")]
 INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
-WIDTH = '" width"'  # of a row in a text with spaces between cells
 
 
 def _suffix(path: Path) -> str:
@@ -34,24 +33,49 @@ def _suffix(path: Path) -> str:
 
 
 def is_text(path: Path) -> bool:
-    """Whether ``path`` is named like a table in text."""
-    return _suffix(path) in TEXTS | JSON and not path.is_dir()
+    """Whether ``path`` is a table in text, or in several files of text."""
+    return _kind(path) in (TEXTS, JSON)
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether ``path`` is named like a Parquet file, or is a folder of such files."""
-    return bool(files_of(path))
+    """Whether ``path`` is a Parquet file, or several such files."""
+    return _kind(path) is PARQUET
 
 
 def is_table(path: Path) -> bool:
-    """Whether ``path`` is named like a table, or is a folder of Parquet files."""
-    return is_text(path) or is_parquet(path)
+    """Whether ``path`` is a table by its name, or several files of one that are of one kind."""
+    return _kind(path) is not None
+
+
+def is_one_table(path: Path) -> bool:
+    """Whether ``path`` is a table whose texts, if there are several, have the same columns."""
+    kind, files = _kind(path), files_of(path)
+    return kind is not None and (kind is not TEXTS or len({frozenset(heading_of(file).names) for file in files}) == 1)
+
+
+def _kind(path: Path) -> frozenset[str] | None:
+    """The suffixes of the kind of files that a table is in."""
+    suffixes = {_suffix(file) for file in files_of(path)}
+    return next((kind for kind in (PARQUET, TEXTS, JSON) if suffixes and suffixes <= kind), None)
 
 
 def files_of(path: Path) -> list[Path]:
-    """The Parquet files: the file itself, or those of a folder in the order of their names."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return [file for file in files if file.suffix.lower() in PARQUET and not file.is_dir()]
+    """The files of a table in order: itself, those of a folder, or those that a pattern such as ``edges/*.csv`` names.
+
+    Of a folder that has Parquet other files are none of it.
+    """
+    if path.is_dir():
+        there = [file for file in sorted(path.iterdir()) if not file.name.startswith((".", "_"))]
+        found = [file for file in there if _suffix(file) in PARQUET and not file.is_dir()] or there
+        return [] if any(file.is_dir() for file in found) else found
+    return [path] if path.exists() else [Path(name) for name in sorted(glob(str(path)))] or [path]
+
+
+def check_there(path: Path) -> None:
+    """Refuse a path at which nothing is, and a pattern that names nothing."""
+    if missing := [file for file in files_of(path) if not file.exists()]:
+        told = "names no file" if has_magic(str(path)) else "does not exist"
+        raise FileNotFoundError(f"{missing[0]} {told}.")
 
 
 def columns_of(path: Path) -> list[str]:
@@ -61,41 +85,50 @@ def columns_of(path: Path) -> list[str]:
 
 def types_of(path: Path) -> dict[str, str]:
     """The columns and their types in DuckDB, which are texts in a text."""
-    if is_parquet(path):
-        first, *others = files_of(path)
-        names = _described(first)
-        for file in others:
-            if (found := set(_described(file))) != set(names):
-                raise ValueError(
-                    f"{file} has the columns {sorted(found)}, but {first} has {list(names)}: files of one table are "
-                    "alike."
-                )
-        return names
-    return _described(path) if _suffix(path) in JSON else dict.fromkeys(heading_of(path).names, "VARCHAR")
+    first, *others = files_of(path)
+    if is_text(path) and _suffix(first) in JSON:
+        return _described(path, _json(path))
+    names = _types_of_file(first)
+    for file in others:
+        if (found := set(_types_of_file(file))) != set(names):
+            raise ValueError(
+                f"{file} has the columns {sorted(found)}, but {first} has {list(names)}: files of one table are alike."
+            )
+    return names
 
 
-def _described(file: Path) -> dict[str, str]:
-    with told(file):
-        rows = _headers().execute(f"DESCRIBE SELECT * FROM {_read(file)}").fetchall()
-    return {name: kind for name, kind, *_ in rows if not INDEX_OF_PANDAS.fullmatch(name)}
+def _types_of_file(file: Path) -> dict[str, str]:
+    if _suffix(file) in PARQUET:
+        return _described(file, f"read_parquet({literal(file)}, file_row_number = false)")
+    return dict.fromkeys(heading_of(file).names, "VARCHAR")
+
+
+def _described(path: Path, rows: str) -> dict[str, str]:
+    with told(path):
+        found = _headers().execute(f"DESCRIBE SELECT * FROM {rows}").fetchall()
+    return {name: kind for name, kind, *_ in found if not INDEX_OF_PANDAS.fullmatch(name)}
 
 
 @cache
 def _headers() -> Any:
     """A DuckDB without a file, which reads headers."""
-    return duckdb_for().connect()
+    return duckdb_for().connect(config={"autoinstall_known_extensions": "false"})
 
 
-def _read(file: Path) -> str:
-    if _suffix(file) in JSON:
-        return f"read_json({literal(file)}, format = 'newline_delimited', sample_size = -1)"
-    return f"read_parquet({literal(file)}, file_row_number = false)"
+def _json(path: Path) -> str:
+    return f"read_json([{_listed(path)}], format = 'newline_delimited', sample_size = -1)"
+
+
+def _listed(path: Path) -> str:
+    return ", ".join(map(literal, files_of(path)))
 
 
 def count_rows(path: Path) -> int:
     """How many rows there are; an estimate for text, from the length of some lines."""
-    if is_parquet(path):
-        return _of_footers(path, "sum(num_rows)", "parquet_file_metadata")
+    return sum(map(_count_lines, files_of(path))) if is_text(path) else _of_footers(path, "sum(num_rows)", "file_")
+
+
+def _count_lines(path: Path) -> int:
     if path.name.endswith(".zst"):
         return path.stat().st_size
     if path.suffix == ".gz":
@@ -114,21 +147,22 @@ def count_columns(path: Path) -> int:
     """How many columns of numbers there are; a column of lists counts as several."""
     if not is_parquet(path):
         return len(columns_of(path))
-    return round(_of_footers(path, "sum(num_values)", "parquet_metadata") / max(count_rows(path), 1))
+    return round(_of_footers(path, "sum(num_values)", "") / max(count_rows(path), 1))
 
 
 def _of_footers(path: Path, what: str, of: str) -> int:
-    files = ", ".join(map(literal, files_of(path)))
     with told(path):
-        return int(_headers().execute(f"SELECT {what} FROM {of}([{files}])").fetchall()[0][0] or 0)
+        return int(
+            _headers().execute(f"SELECT {what} FROM parquet_{of}metadata([{_listed(path)}])").fetchall()[0][0] or 0
+        )
 
 
 def about_headings(paths: Collection[Path]) -> tuple[str, ...]:
     """What is taken for the headings of texts, in words, for whoever has a table without one."""
     said = []
     for path in paths:
-        if is_text(path) and _suffix(path) in TEXTS:
-            heading = heading_of(path)
+        if _kind(path) is TEXTS:
+            heading = heading_of(files_of(path)[0])
             names = f"line {heading.num_lines} is taken as heading: {', '.join(heading.names)}."
             said.append(
                 f"{path}: " + (names if heading.is_there else "no heading, since the first line holds numbers alone.")
@@ -237,13 +271,30 @@ def _open(path: Path) -> Iterator[TextIOWrapper]:
 
 
 def load(work: Work, name: str, path: Path) -> Table:
-    """Have DuckDB read a file, or a folder of Parquet, under a name. Empty cells are NULL."""
-    types, is_lines = types_of(path), is_text(path) and _suffix(path) in TEXTS
-    read = _with_one_end(path, work.folder / f"{name}{path.suffix}") if is_lines else path
+    """Have DuckDB read the files of a table under a name. Empty cells are NULL."""
+    types, made, check = types_of(path), quoted(name), None
+    cells = ", ".join(
+        (f"nullif({quoted(column)}, '')" if kind == "VARCHAR" else quoted(column)) + f" AS {quoted(column)}"
+        for column, kind in types.items()
+    )
+    if is_parquet(path):
+        queries, first = [], 0
+        for file in files_of(path):
+            rows = f"read_parquet({literal(file)}, file_row_number = true)"
+            queries.append(f"SELECT {cells}, file_row_number + {first} AS {ROW} FROM {rows}")
+            first += count_rows(file)
+        query = " UNION ALL BY NAME ".join(queries)
+    elif _kind(path) is TEXTS:
+        copies = work.folder / name
+        texts = [Text(file, _with_one_end(file, Path(f"{copies} {at}"))) for at, file in enumerate(files_of(path))]
+        rows = " UNION ALL BY NAME ".join(each.rows for each in texts)
+        query = f"SELECT {cells}, row_number() OVER () - 1 AS {ROW} FROM ({rows})"
+        check = partial(_bad_lines, texts)
+    else:
+        query = f"SELECT {cells}, row_number() OVER () - 1 AS {ROW} FROM {_json(path)}"
     with told(path):
-        work.run(f"CREATE OR REPLACE VIEW {quoted(name)} AS {_query(read, types)}")
-    made = Table(quoted(name), path, types)
-    return replace(made, is_typed=False, check=partial(_bad_lines, path, made.name)) if is_lines else made
+        work.run(f"CREATE OR REPLACE VIEW {made} AS {query}")
+    return Table(made, path, types) if check is None else Table(made, path, types, is_typed=False, check=check)
 
 
 def _with_one_end(path: Path, copy: Path) -> Path:
@@ -251,14 +302,11 @@ def _with_one_end(path: Path, copy: Path) -> Path:
     if path.name.endswith(PACKED):
         return path
     with path.open("rb") as file:
-        pieces = iter(partial(file.read, 1 << 22), b"")
-        counts = [(piece.count(b"\n"), piece.count(b"\r\n")) for piece in pieces]
-        ends, long_ends = (sum(each) for each in zip(*counts, strict=True))
-        if long_ends in (0, ends):
+        if not any(b"\r" in piece for piece in iter(partial(file.read, 1 << 22), b"")):
             return path
         file.seek(0)
         if all(line.endswith(b"\r\n") or not line.endswith(b"\n") for line in file):
-            return path  # an end lay across two pieces
+            return path
         file.seek(0)
         with copy.open("wb") as written:
             for line in file:
@@ -266,60 +314,65 @@ def _with_one_end(path: Path, copy: Path) -> Path:
     return copy
 
 
-def _query(path: Path, types: dict[str, str]) -> str:
-    """The query that reads the files of a table one after the other, and numbers their rows."""
-    cells = ", ".join(
-        (f"nullif({quoted(name)}, '')" if kind == "VARCHAR" else quoted(name)) + f" AS {quoted(name)}"
-        for name, kind in types.items()
-    )
-    if not is_parquet(path):
-        rows = _read(path) if _suffix(path) in JSON else _cells_of_text(path)
-        width = f", {WIDTH}" if rows.startswith("(") and WIDTH in rows else ""
-        return f"SELECT {cells}{width}, row_number() OVER () - 1 AS {ROW} FROM {rows}"
-    queries, first = [], 0
-    for file in files_of(path):
-        rows = f"read_parquet({literal(file)}, file_row_number = true)"
-        queries.append(f"SELECT {cells}, file_row_number + {first} AS {ROW} FROM {rows}")
-        first += count_rows(file)
-    return " UNION ALL BY NAME ".join(queries)
+class Text(NamedTuple):
+    """A file of text, and the file that DuckDB reads in its place."""
+
+    path: Path
+    read: Path
+
+    @property
+    def cells(self) -> str:
+        """The query of what DuckDB splits a line into: cells, or where any number of spaces separates them, a list."""
+        heading = heading_of(self.path)
+        of_lines, mark = heading.separator == " ", literal("\x1f" if heading.separator == " " else heading.separator)
+        names = ["line"] if of_lines else [f"c{at}" for at in range(len(heading.names))]
+        columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in names)
+        options = {"auto_detect": "false", "header": "false", "skip": heading.num_lines, "columns": f"{{{columns}}}"}
+        options |= {"delim": mark, "quote": "''" if of_lines else "'\"'", "escape": "''" if of_lines else "'\"'"}
+        options |= {"store_rejects": "true", "rejects_limit": 9}
+        told = ", ".join(f"{name} = {value}" for name, value in options.items())
+        what = "string_split_regex(trim(line), ' +') AS cells" if of_lines else "*"
+        return f"SELECT {what} FROM read_csv({literal(self.read)}, {told})"
+
+    @property
+    def rows(self) -> str:
+        """The query of the cells by the names of the columns."""
+        heading = heading_of(self.path)
+        of_line = "cells[{}]" if heading.separator == " " else "c{}"
+        names = [of_line.format(at + (heading.separator == " ")) for at in range(len(heading.names))]
+        named = (f"trim({cell}) AS {quoted(name)}" for cell, name in zip(names, heading.names, strict=True))
+        return f"SELECT {', '.join(named)} FROM ({self.cells})"
+
+    def odd_lines(self, run: Run) -> list[tuple[Any, ...]]:
+        """Lines with too many or too few cells, which DuckDB does not find where spaces separate them."""
+        heading = heading_of(self.path)
+        if heading.separator != " ":
+            return []
+        rows = f"SELECT row_number() OVER () + {heading.num_lines} AS line, len(cells) AS n FROM ({self.cells})"
+        odd = f"SELECT line, 'COLUMNS', 'Found: ' || n FROM ({rows}) WHERE n <> {len(heading.names)} LIMIT 3"
+        return [(str(self.read), *each) for each in run(odd)]
 
 
-def _cells_of_text(path: Path) -> str:
-    """The query that reads the cells of a text. Any number of spaces stands between two, where spaces do."""
-    heading = heading_of(path)
-    of_lines, mark = heading.separator == " ", literal("\x1f" if heading.separator == " " else heading.separator)
-    names = ["line"] if of_lines else [f"c{at}" for at in range(len(heading.names))]
-    columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in names)
-    options = {"auto_detect": "false", "header": "false", "skip": heading.num_lines, "columns": f"{{{columns}}}"}
-    options |= {"delim": mark, "quote": "''" if of_lines else "'\"'", "escape": "''" if of_lines else "'\"'"}
-    options |= {"store_rejects": "true", "rejects_limit": 9}
-    rows = f"read_csv({literal(path)}, {', '.join(f'{name} = {value}' for name, value in options.items())})"
-    if of_lines:
-        rows = f"(SELECT string_split_regex(trim(line), ' +') AS cells FROM {rows})"
-        names = [f"cells[{at + 1}]" for at in range(len(heading.names))]
-    cells = ", ".join(f"trim({cell}) AS {quoted(name)}" for cell, name in zip(names, heading.names, strict=True))
-    return f"(SELECT {cells}{f', len(cells) AS {WIDTH}' if of_lines else ''} FROM {rows})"
-
-
-def _bad_lines(path: Path, view: str, run: Run) -> list[str]:
+def _bad_lines(texts: Sequence[Text], run: Run) -> list[str]:
     """What is wrong with lines that are no rows."""
-    heading, problems = heading_of(path), []
-    width = len(heading.names)
+    problems, of_read = [], {str(text.read): text.path for text in texts}
     there = run("SELECT 1 FROM duckdb_tables() WHERE table_name = 'reject_errors'")
-    rejected = "SELECT DISTINCT line, error_type, error_message FROM reject_errors ORDER BY line LIMIT 3"
-    found = run(rejected) if there else []
-    if heading.separator == " ":
-        odd = f"SELECT {ROW} + {heading.num_lines + 1}, 'COLUMNS', 'Found: ' || {WIDTH} FROM {view}"
-        found += run(f"{odd} WHERE {WIDTH} <> {width} LIMIT 3")
-    for line, kind, message in found:
+    rejected = "SELECT DISTINCT file_path, line, error_type, error_message FROM reject_errors JOIN reject_scans"
+    found = run(f"{rejected} USING (scan_id, file_id) ORDER BY ALL LIMIT 3") if there else []
+    for read, line, kind, message in [*found, *(odd for text in texts for odd in text.odd_lines(run))]:
         if "UNICODE" in kind or "ENCODING" in kind:
             told = "it is not in UTF-8: save the file again with that encoding"
         elif "COLUMNS" in kind:
-            many = message.rpartition("Found: ")[2]
+            width, many = len(heading_of(of_read[read]).names), message.rpartition("Found: ")[2]
             told = f"{many} cells, but there are {width} columns: give each row a cell for each"
         else:
             told = f"it cannot be read ({message.partition(chr(10))[0]})"
-        problems.append(f"{path}, line {line}: {told}.")
+        problems.append(f"{of_read[read]}, line {line}: {told}.")
     for table in ("reject_errors", "reject_scans") if there else ():
         run(f"DROP TABLE {table}")
     return problems
+
+
+def name_of(path: Path) -> str:
+    """The name of a table, that of its file or of its folder."""
+    return path.name if path.is_dir() else re.sub(r"\.[^.]+$", "", re.sub(r"\.(gz|zst)$", "", path.name))

@@ -173,11 +173,12 @@ class _EdgeTable:
         lowest, highest, is_open = [0, 0], [-1, -1], not self.work.problems
 
         def edges_of(piece: Mapping[str, Any]) -> dict[str, Column]:
-            both = [numpy_of(piece[f"n{at}"]) for at in (0, 1)]
+            both = np.empty((len(piece["n0"]), 2), dtype)
             for at in (0, 1):
-                lowest[at], highest[at] = min(lowest[at], int(both[at].min())), max(highest[at], int(both[at].max()))
-            carried = {f"carried/{name}": array for name, array in columns.of(piece).items()}
-            return {"edge_index": np.stack(both, 1).astype(dtype), **carried}
+                ends = piece[f"n{at}"].to_numpy(zero_copy_only=False)
+                lowest[at], highest[at] = min(lowest[at], int(ends.min())), max(highest[at], int(ends.max()))
+                both[:, at] = ends
+            return {"edge_index": both} | {f"carried/{name}": array for name, array in columns.of(piece).items()}
 
         if not is_open:  # what else is wrong is said, too
             columns.look()

@@ -1,0 +1,373 @@
+"""A database of SQLite or PostgreSQL as a folder with a ``database.yaml``: ADBC copies tables, and answers of queries.
+
+Keys are those of the catalogue, and the time of a row is its first column of moments, or else of days. All tables are
+those of one moment. Tables that can be no part of a graph are left out, and the folder says which, under ``notes``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml  # type: ignore[import-untyped]  # its stubs are another package
+
+from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.extensions.databases.manifest import PLAIN, RELBENCH
+from lightning_gnn_dist.prepare.tables.engine import duckdb_for, literal, quoted, told
+
+IGNORE = "ignore"  # what is said of a table that is left out
+DONE = ".copied"  # the mark of a copy that is whole: what was asked for
+TASK = re.compile(r"--\s*task:\s*(.+?)\s*$")
+WORD = re.compile(r"--\s?(\s*[\w-]+:.*)$")
+
+
+Keys = tuple[list[str], list[tuple[list[str], str, list[str]]]]
+
+
+class Query(NamedTuple):
+    """A question for the database, and where its answer is written, without the suffix."""
+
+    sql: str
+    target: Path
+    keys: Sequence[str] = ()  # columns of keys, which are words if they are decimals
+
+
+@dataclass
+class Asked:
+    """What a user says beside the connection.
+
+    Args:
+        said: The words of a ``database.yaml``.
+        tasks: The words of the manifest of each task.
+        queries: The SQL of each table of a task: ``stays/labels``.
+        files: Tables of tasks that are there already.
+        text: All of it, by which a copy is known.
+    """
+
+    said: dict[str, Any] = field(default_factory=dict)
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    queries: dict[str, str] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+    text: str = ""
+
+    @classmethod
+    def of(cls, path: Path | None) -> Asked:
+        """Read a file of SQL, or a ``database.yaml`` with the folder ``tasks`` beside it."""
+        if path is None:
+            return cls()
+        if path.suffix == ".sql":
+            return cls._of_sql(path)
+        made, files = cls(_yaml(path.read_text(), path) or {}), sorted(path.parent.glob("tasks/*/*"))
+        made.text = path.read_text() + "".join(file.read_text() for file in files if file.suffix in (".sql", ".yaml"))
+        for file in files:
+            name = file.parent.name
+            if file.name == RELBENCH:
+                made.tasks[name] = _yaml(file.read_text(), file)
+            elif file.suffix == ".sql":
+                made.queries[f"{name}/{file.stem}"] = file.read_text()
+            else:
+                made.files.append(file)
+        return made
+
+    @classmethod
+    def _of_sql(cls, path: Path) -> Asked:
+        """A query stands below ``-- task: NAME`` and the words of its manifest; above all are those of the database."""
+        made, name, body = cls(text=path.read_text()), "", dict[str, list[str]]()
+        words: dict[str, list[str]] = {"": []}
+        for line in made.text.splitlines():
+            if found := TASK.match(line):
+                name = found[1]
+                if name in words:
+                    raise ValueError(f"{path} has two tasks called {name!r}: rename one of them.")
+                words[name] = []
+            elif body.get(name) or not line.startswith("--"):
+                body.setdefault(name, []).append(line)
+            elif found := WORD.match(line):
+                words[name].append(found[1])
+        if "".join(body.pop("", [])).strip():
+            raise ValueError(f"{path} has a query that is of no task: write -- task: NAME above it, then its words.")
+        read = {each: _yaml("\n".join(lines), path) or {} for each, lines in words.items()}
+        made.said, made.tasks = read.pop("", {}), read
+        for name in made.tasks:
+            if not (query := "\n".join(body.get(name, [])).strip()):
+                raise ValueError(f"{path}: task {name!r} has no query.")
+            made.queries[f"{name}/labels"] = query
+        return made
+
+
+def _yaml(text: str, path: Path) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is no YAML ({' '.join(str(error).split()):.200}): correct that line.") from error
+
+
+@dataclass
+class Source(ABC):
+    """A database that is open.
+
+    Args:
+        cursor: ADBC's.
+    """
+
+    cursor: Any
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """The rows of a query of a few."""
+        self.cursor.execute(sql)
+        return list(self.cursor.fetchall())
+
+    @abstractmethod
+    def begin(self) -> None:
+        """From here on all is read as it is now."""
+
+    @abstractmethod
+    def tables(self) -> list[str]:
+        """The names of all tables."""
+
+    @abstractmethod
+    def keys(self, table: str) -> Keys:
+        """The columns of the key, and for each foreign key its columns, and the table and columns that it names."""
+
+    @abstractmethod
+    def columns(self, sql: str, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+        """The SQL of each column of a query, and that of DuckDB, which makes the same of an Arrow column."""
+
+    @abstractmethod
+    def times(self, table: str) -> list[str]:
+        """The columns of moments, then those of days."""
+
+    def copy(self, query: Query) -> None:
+        """Write what a query returns."""
+        columns = self.columns(query.sql, query.keys)
+        listed = ", ".join(f"{sql} AS {quoted(name)}" for name, (sql, _) in columns.items())
+        self.cursor.execute(f"SELECT {listed} FROM ({query.sql}\n) AS q")
+        with told(query.target), duckdb_for().connect() as db:
+            db.register("answer", self.cursor.fetch_record_batch())
+            made = ", ".join(f"{sql} AS {quoted(name)}" for name, (_, sql) in columns.items())
+            query.target.parent.mkdir(parents=True, exist_ok=True)
+            db.execute(f"COPY (SELECT {made} FROM answer) TO {literal(f'{query.target}.parquet')} (FORMAT parquet)")
+
+
+class SQLite(Source):
+    """Cells have types of their own there: a column of other things than whole numbers comes as text, never empty.
+
+    For the driver the first rows say what a column is, and they may be empty.
+    """
+
+    def begin(self) -> None:
+        self.rows("SELECT count(*) FROM sqlite_master")  # in a transaction, which begins with the first statement
+
+    def tables(self) -> list[str]:
+        of_users = "type = 'table' AND name NOT LIKE 'sqlite_%'"
+        return [name for (name,) in self.rows(f"SELECT name FROM sqlite_master WHERE {of_users} ORDER BY 1")]
+
+    def keys(self, table: str) -> Keys:
+        named = f"SELECT name FROM pragma_table_info({literal(table)}) WHERE pk > 0 ORDER BY pk"
+        key, found = [name for (name,) in self.rows(named)], dict[int, tuple[list[str], str, list[str]]]()
+        columns = 'id, "table", "from", "to"'
+        for number, target, mine, theirs in self.rows(
+            f"SELECT {columns} FROM pragma_foreign_key_list({literal(table)}) ORDER BY id DESC, seq"
+        ):
+            each = found.setdefault(number, ([], target, []))
+            each[0].append(mine)
+            each[2].extend([theirs] if theirs else self.keys(target)[0])
+        return key, list(found.values())
+
+    def columns(self, sql: str, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+        self.cursor.execute(f"SELECT * FROM ({sql}\n) AS q LIMIT 0")
+        names = [each[0] for each in self.cursor.description]
+        held = ", ".join(f"group_concat(DISTINCT typeof({quoted(name)}))" for name in names)
+        found = {}
+        for name, kinds in zip(names, self.rows(f"SELECT {held} FROM ({sql}\n) AS q")[0], strict=True):
+            cell, there = quoted(name), set((kinds or "").split(",")) - {"null", ""}
+            if there <= {"integer"}:
+                found[name] = cell, f"CAST({cell} AS BIGINT)"
+                continue
+            is_real = there <= {"integer", "real"}
+            text = f"printf('%!.17g', {cell})" if is_real else f"CAST({cell} AS TEXT)"
+            there_sql = f"nullif({cell}, '')"
+            found[name] = (
+                f"CASE WHEN {cell} IS NULL THEN '' ELSE {text} END",
+                (f"CAST({there_sql} AS DOUBLE)" if is_real else there_sql),
+            )
+        return found
+
+    def times(self, table: str) -> list[str]:
+        named = self.rows(f"SELECT name, upper(type) FROM pragma_table_info({literal(table)})")
+        moments = [name for name, kind in named if kind.startswith(("TIMESTAMP", "DATETIME"))]
+        return moments + [name for name, kind in named if kind == "DATE"]
+
+
+class PostgreSQL(Source):
+    """The tables of the first schema that the connection looks into."""
+
+    def begin(self) -> None:
+        self.cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
+
+    def tables(self) -> list[str]:
+        mine = "relnamespace = current_schema()::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition"
+        return [name for (name,) in self.rows(f"SELECT relname::text FROM pg_class WHERE {mine} ORDER BY 1")]
+
+    def keys(self, table: str) -> Keys:
+        names = (
+            "ARRAY(SELECT attname::text FROM unnest({}) WITH ORDINALITY AS u(n, o) "
+            "JOIN pg_attribute ON attrelid = {} AND attnum = n ORDER BY o)"
+        )
+        found = self.rows(
+            f"SELECT contype::text, {names.format('conkey', 'conrelid')}, coalesce(relname::text, ''), "
+            f"{names.format('confkey', 'confrelid')} FROM pg_constraint LEFT JOIN pg_class AS c ON c.oid = confrelid "
+            f"WHERE contype IN ('p', 'f') AND conrelid = {literal(quoted(table))}::regclass ORDER BY conkey"
+        )
+        key = [name for kind, mine, _, _ in found if kind == "p" for name in mine]
+        return key, [(mine, of, theirs) for kind, mine, of, theirs in found if kind == "f"]
+
+    def columns(self, sql: str, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+        found = {}
+        for each in self._schema(sql):
+            cell, of_server, of_arrow = quoted(each.name), each.metadata[b"POSTGRESQL:type"], str(each.type)
+            cast = ""
+            if of_server == b"numeric" and each.name not in keys:
+                cast = "::double precision"
+            elif of_server in (b"numeric", b"bpchar") or of_arrow.startswith(("extension", "time64", "month")):
+                cast = "::text"
+            found[each.name] = cell + cast, cell
+        return found
+
+    def times(self, table: str) -> list[str]:
+        of_kinds = {each.name: str(each.type) for each in self._schema(f"SELECT * FROM {quoted(table)}")}
+        moments = [name for name, kind in of_kinds.items() if kind.startswith("timestamp")]
+        return moments + [name for name, kind in of_kinds.items() if kind.startswith("date")]
+
+    def _schema(self, sql: str) -> Any:
+        self.cursor.execute(f"SELECT * FROM ({sql}\n) AS q LIMIT 0")
+        return self.cursor.fetch_arrow_table().schema
+
+
+def as_folder(connection: str, folder: Path, questions: Path | None = None) -> Path:
+    """Copy the tables of a database into a folder, unless that was done before for the same questions.
+
+    Args:
+        connection: ``sqlite:///shop.db`` or ``postgresql://user@host/shop``.
+        folder: The folder.
+        questions: A file of SQL with a query for each task, or a ``database.yaml`` with tasks beside it.
+    """
+    asked = Asked.of(questions)
+    mark = hashlib.sha256(f"{connection}\n{asked.text}".encode()).hexdigest()
+    if (folder / DONE).is_file() and (folder / DONE).read_text() == mark:
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    draft = folder.with_name(f"{folder.name}.copying")
+    with _opened(connection) as source:
+        shutil.rmtree(draft, ignore_errors=True)
+        (draft / "db").mkdir(parents=True)
+        tables, notes = _tables(source, asked.said.get("tables") or {})
+        for name, spec in tables.items():
+            keys = [*filter(None, [spec.get("pkey")]), *spec.get("fkeys", {})]
+            order = f" ORDER BY {quoted(spec['pkey'])}" if spec.get("pkey") else ""
+            source.copy(Query(f"SELECT * FROM {quoted(name)}{order}", draft / "db" / name, keys))
+        for name, sql in asked.queries.items():
+            task = asked.tasks.get(Path(name).parent.name, {})
+            keys = [str(word) for key, word in task.items() if key.endswith("entity_col")]
+            source.copy(Query(_without_end(sql), draft / "tasks" / name, keys))
+    for file in asked.files:
+        target = draft / "tasks" / file.parent.name / file.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, target)
+    for name, task in asked.tasks.items():
+        (draft / "tasks" / name).mkdir(parents=True, exist_ok=True)
+        (draft / "tasks" / name / RELBENCH).write_text(yaml.safe_dump(task))
+    said = asked.said | {"tables": tables, "notes": notes}
+    (draft / PLAIN).write_text(yaml.safe_dump(said, sort_keys=False))
+    (draft / DONE).write_text(mark)
+    os.rename(draft, folder)
+    return folder
+
+
+def _without_end(sql: str) -> str:
+    """A query without its semicolon, and without lines that are comments, which may stand behind it."""
+    return "\n".join(line for line in sql.splitlines() if not line.lstrip().startswith("--")).strip().rstrip(";")
+
+
+def _tables(source: Source, said: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """What a ``database.yaml`` says of the tables, and what was left out."""
+    notes, names = list[str](), source.tables()
+    if unknown := sorted(said.keys() - set(names)):
+        raise ValueError(f"The database has no table {unknown[0]!r}, but {shown(names)}.")
+    kept = []
+    for name in names:
+        if said.get(name) == IGNORE:
+            continue
+        if source.rows(f"SELECT 1 FROM {quoted(name)} LIMIT 1"):
+            kept.append(name)
+        else:
+            notes.append(f"{name} has no rows: it is left out.")
+    of_all = {name: source.keys(name) for name in kept}
+    keys = {name: key[0] for name, (key, _) in of_all.items() if len(key) == 1}
+    for _, others in of_all.values():
+        for _, target, theirs in others:
+            if target in of_all and len(theirs) == 1:
+                keys.setdefault(target, theirs[0])
+    tables = {}
+    for name, (_, others) in of_all.items():
+        fkeys = {}
+        for mine, target, theirs in others:
+            if target in of_all and len(mine) == 1 and theirs == [keys.get(target)]:
+                fkeys[mine[0]] = target
+            else:
+                why = "that is no key of one column" if target in of_all else "that is not read"
+                notes.append(f"{name}.{'/'.join(mine)} names rows of {target}, and {why}: it makes no edges.")
+        spec = {"pkey": keys.get(name), "time_col": next(iter(source.times(name)), None), "fkeys": fkeys}
+        spec |= said.get(name) or {}
+        if spec["pkey"] is None and not spec["fkeys"]:
+            notes.append(f"{name} has no key of one column: it is left out.")
+            continue
+        tables[name] = {word: value for word, value in spec.items() if value}
+    return tables, notes
+
+
+@contextmanager
+def _opened(connection: str) -> Iterator[Source]:
+    """Open a database to read it; errors of its driver say what to do."""
+    scheme, _, place = connection.partition("://")
+    kinds: dict[str, Callable[[Any], Source]] = {"sqlite": SQLite, "postgresql": PostgreSQL, "postgres": PostgreSQL}
+    sqlite = scheme == "sqlite"
+    hidden = re.sub(r"//([^:/@]*):[^@]*@", r"//\1:...@", connection)
+    if scheme not in kinds:
+        raise ValueError(
+            f"{hidden} is of no database that is read, which are sqlite:///FILE and postgresql://USER@HOST/NAME: write "
+            "its tables as Parquet, with a database.yaml beside them."
+        )
+    if sqlite:
+        file = next((each for each in (Path(place.removeprefix("/")), Path(place)) if each.is_file()), None)
+        if file is None:
+            raise FileNotFoundError(
+                f"{place.removeprefix('/')} does not exist: sqlite:///FILE, or sqlite:////absolute/FILE."
+            )
+        connection = f"file:{file}?mode=ro"
+    try:
+        driver = import_module(f"adbc_driver_{'sqlite' if sqlite else 'postgresql'}.dbapi")
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "Databases take ADBC's drivers, DuckDB and pyarrow, which are not installed: "
+            'pip install "lightning-gnn-dist[tables,database]".'
+        ) from error
+    try:
+        with driver.connect(connection) as opened, opened.cursor() as cursor:
+            source = kinds[scheme](cursor)
+            source.begin()
+            yield source
+    except driver.Error as error:
+        raise ValueError(
+            f"{hidden} was not read ({' '.join(str(error).split()):.300}). Correct that, and try again."
+        ) from error

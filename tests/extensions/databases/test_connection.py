@@ -1,0 +1,245 @@
+"""Databases by their connection: SQLite, and a PostgreSQL that the test starts, become the graph of the same tables."""
+
+import os
+import pwd
+import shutil
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from lightning_gnn_dist import Graph, prepare_graph
+from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.extensions.databases.column_encoder import read_tables
+from lightning_gnn_dist.extensions.databases.connection import Asked, as_folder
+from tests.extensions.databases.folders import FILES, TASK, write
+
+TABLES = """\
+CREATE TABLE customer (id TEXT PRIMARY KEY, city TEXT, age INTEGER);
+CREATE TABLE "order" (
+    number INTEGER PRIMARY KEY, customer TEXT REFERENCES customer (id), before INTEGER REFERENCES "order" (number),
+    at TIMESTAMP NOT NULL, price DOUBLE PRECISION, channel TEXT, due DATE, note TEXT
+);
+CREATE TABLE asked (place INTEGER, who TEXT, at TIMESTAMP, stays INTEGER);
+CREATE TABLE unused (id INTEGER PRIMARY KEY, owner TEXT REFERENCES customer (id));
+"""
+HEAD = """\
+-- What is asked of the shop.
+-- val_timestamp: 2024-03-01
+-- test_timestamp: 2024-04-01
+-- tables: {order: {columns: {note: text}}}
+
+"""
+QUERY = "SELECT who, at, stays FROM asked ORDER BY place;\n"
+SQL = HEAD + "-- task: stays\n" + "".join(f"-- {line}\n" for line in TASK.splitlines()) + QUERY
+ROWS = {"customer": "customer.csv", '"order"': "order.csv", "asked": "tasks/stays/labels.csv"}
+
+
+def statements() -> Iterator[str]:
+    """What makes the tables of ``FILES``."""
+    yield from TABLES.split(";\n")[:-1]
+    for table, file in ROWS.items():
+        for at, line in enumerate(FILES[file].splitlines()[1:]):
+            cells = [*([str(at)] if table == "asked" else []), *line.split(",")]
+            values = [f"'{cell}'" if cell else "NULL" for cell in cells]
+            yield f"INSERT INTO {table} VALUES ({', '.join(values)})"
+
+
+def sqlite_at(path: Path) -> str:
+    with closing(sqlite3.connect(path)) as db:
+        for statement in statements():
+            db.execute(statement)
+        db.commit()
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def postgres(tmp_path: Path) -> Iterator[str]:
+    """A server of this test alone, without a port."""
+    programs = [shutil.which(name) for name in ("initdb", "postgres")]
+    if None in programs:
+        pytest.skip("no initdb and postgres on the PATH")
+    folder, who = Path(f"/tmp/pg{os.getpid()}"), {}  # a socket's path is short
+    folder.mkdir()
+    if os.geteuid() == 0:  # which it refuses to be run by
+        try:
+            user = pwd.getpwnam("postgres")
+        except KeyError:
+            pytest.skip("PostgreSQL refuses to be run by root, and there is no user postgres")
+        os.chown(folder, user.pw_uid, user.pw_gid)
+        who = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    how = {"cwd": folder, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **who}
+    data, name = str(folder / "data"), f"postgresql://me@/postgres?host={folder}"
+    subprocess.run([programs[0], "-D", data, "-A", "trust", "-U", "me", "-E", "UTF8", "--no-sync"], check=True, **how)
+    server = subprocess.Popen([programs[1], "-D", data, "-k", folder, "-c", "listen_addresses=", "-F"], **how)
+    try:
+        driver = pytest.importorskip("adbc_driver_postgresql.dbapi")
+        while True:
+            assert server.poll() is None, "the server has ended"
+            try:
+                opened = driver.connect(name)
+                break
+            except driver.Error:  # it starts
+                time.sleep(0.05)
+        with opened, opened.cursor() as cursor:
+            for statement in statements():
+                cursor.execute(statement)
+            opened.commit()
+        yield name
+    finally:
+        server.kill()
+        server.wait()
+        shutil.rmtree(folder)
+
+
+def of_folder(folder: Path) -> Path:
+    """The graph of the same rows in files, whose keys are in order."""
+    heading, *rows = FILES["customer.csv"].splitlines()
+    source = write(folder / "files", FILES | {"customer.csv": "\n".join([heading, *sorted(rows)]) + "\n"})
+    prepare_graph(source, folder / "expected")
+    return folder / "expected"
+
+
+def check(connection: str, folder: Path, tasks: Path) -> None:
+    prepare_graph(connection, folder / "graph", tasks=tasks)
+    expected, graph = of_folder(folder), folder / "graph"
+    assert Graph.open(graph).types.edge_types == Graph.open(expected).types.edge_types
+    files = {str(path.relative_to(expected)): path.read_bytes() for path in expected.rglob("*.npy")}
+    assert {str(path.relative_to(graph)): path.read_bytes() for path in graph.rglob("*.npy")} == files
+    tables = read_tables(folder / "graph")
+    assert tables.features == read_tables(expected).features
+    assert "asked has no key of one column: it is left out." in tables.notes
+    assert "unused has no rows: it is left out." in tables.notes
+    assert not [path for path in folder.iterdir() if path.name.startswith(".")]  # nothing is left of the copy
+
+
+def test_a_database_of_sqlite_is_the_graph_of_its_tables(tmp_path: Path) -> None:
+    (tmp_path / "tasks.sql").write_text(SQL)
+    check(sqlite_at(tmp_path / "shop.db"), tmp_path, tmp_path / "tasks.sql")
+
+
+@pytest.mark.slow
+def test_a_database_of_postgresql_is_the_graph_of_its_tables(postgres: str, tmp_path: Path) -> None:
+    (tmp_path / "tasks.sql").write_text(SQL)
+    check(postgres, tmp_path, tmp_path / "tasks.sql")
+
+
+@pytest.mark.slow
+def test_types_that_only_postgresql_has_are_read(postgres: str, tmp_path: Path) -> None:
+    import adbc_driver_postgresql.dbapi as driver
+
+    with driver.connect(postgres) as opened, opened.cursor() as cursor:
+        cursor.execute("CREATE TYPE mood AS ENUM ('sad', 'fine')")
+        cursor.execute(
+            "CREATE TABLE pet (id UUID PRIMARY KEY, owner TEXT REFERENCES customer (id), mood mood, "
+            "weight NUMERIC(9, 2), fed TIME, code CHAR(4), tags TEXT[], born TIMESTAMPTZ)"
+        )
+        cursor.execute(
+            "INSERT INTO pet SELECT gen_random_uuid(), 'a3', (ARRAY['sad', 'fine'])[1 + n % 2]::mood, n * 1.25, "
+            "'10:00', 'x' || n % 2, ARRAY['a'], now() FROM generate_series(1, 12) AS n"
+        )
+        opened.commit()
+    prepare_graph(postgres, tmp_path / "graph")
+    of_pets = {each.column: each.kind for each in read_tables(tmp_path / "graph").features["pet"]}
+    assert of_pets == {"mood": "categories", "weight": "x", "code": "categories"}
+
+
+def test_the_command_says_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    connection = sqlite_at(tmp_path / "shop.db")
+    (tmp_path / "tasks.sql").write_text(SQL)
+    main(["prepare", connection, str(tmp_path / "graph"), "--task", str(tmp_path / "tasks.sql")])
+    said = capsys.readouterr().out
+    assert "order: key number, time at, customer -> customer, before -> order." in said
+    assert "unused has no rows: it is left out." in said
+
+
+def test_a_yaml_with_tasks_beside_it_says_the_same(tmp_path: Path) -> None:
+    files = {
+        name: text for name, text in FILES.items() if name.startswith(("tasks/", "database")) and "csv" not in name
+    }
+    files["database.yaml"] = (
+        "val_timestamp: 2024-03-01\ntest_timestamp: 2024-04-01\ntables: {order: {columns: {note: text}}}"
+    )
+    folder = write(tmp_path / "beside", files | {"tasks/stays/labels.sql": QUERY})
+    check(sqlite_at(tmp_path / "shop.db"), tmp_path, folder / "database.yaml")
+
+
+def test_a_copy_that_is_whole_is_used_again_after_a_kill(tmp_path: Path) -> None:
+    connection = sqlite_at(tmp_path / "shop.db")
+    (tmp_path / "tasks.sql").write_text(SQL)
+    folder = as_folder(connection, tmp_path / "copy", tmp_path / "tasks.sql")
+    before = (folder / "db" / "customer.parquet").stat().st_mtime_ns
+    assert as_folder(connection, tmp_path / "copy", tmp_path / "tasks.sql") == folder
+    assert (folder / "db" / "customer.parquet").stat().st_mtime_ns == before
+    (tmp_path / "tasks.sql").write_text(SQL + "-- another\n")
+    as_folder(connection, tmp_path / "copy", tmp_path / "tasks.sql")
+    assert (folder / "db" / "customer.parquet").stat().st_mtime_ns > before
+
+
+def test_cells_of_sqlite_have_types_of_their_own(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "odd.db")) as db:
+        db.execute("CREATE TABLE node (id INTEGER PRIMARY KEY, late, mixed, size REAL)")
+        db.execute(
+            "CREATE TABLE edge (one INTEGER REFERENCES node, two INTEGER REFERENCES node, PRIMARY KEY (one, two))"
+        )
+        some = [(n, None if n < 3000 else "w" if n % 2 else "v", n if n % 2 else "x", n / 7) for n in range(4000)]
+        db.executemany("INSERT INTO node VALUES (?, ?, ?, ?)", some)
+        db.executemany("INSERT INTO edge VALUES (?, ?)", [(n, (n * 7 + 1) % 4000) for n in range(4000)])
+        db.commit()
+    prepare_graph(f"sqlite:///{tmp_path / 'odd.db'}", tmp_path / "graph")
+    graph, tables = Graph.open(tmp_path / "graph"), read_tables(tmp_path / "graph")
+    assert graph.types.edge_types == (("node", "edge", "node"), ("node", "rev_edge", "node"))
+    assert {each.column for each in tables.features["node"]} == {"late", "mixed", "size"}
+    assert graph.to_pyg()["node", "edge", "node"].edge_index.shape == (2, 4000)
+
+
+Broken = Callable[[Path], tuple[str, Path | None]]
+
+
+def _with_sql(text: str) -> Broken:
+    def make(folder: Path) -> tuple[str, Path | None]:
+        (folder / "tasks.sql").write_text(text)
+        return sqlite_at(folder / "shop.db"), folder / "tasks.sql"
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda folder: ("mysql://me:secret@host/shop", None),
+            r"mysql://me:...@host/shop is of no database that is read",
+        ),
+        (lambda folder: (f"sqlite:///{folder}/no.db", None), "no.db does not exist"),
+        (_with_sql("SELECT 1;\n"), "a query that is of no task: write -- task: NAME above it"),
+        (_with_sql("-- task: a\nSELECT 1;\n-- task: a\nSELECT 1;\n"), "two tasks called 'a'"),
+        (_with_sql("-- task: a\n-- task_type: regression\n"), "task 'a' has no query"),
+        (_with_sql("-- tables: {orders: {time_col: at}}\n"), "has no table 'orders', but .*'order'"),
+        (_with_sql(SQL.replace("FROM asked", "FROM question")), "was not read .*question"),
+        (_with_sql(SQL.replace("entity_table: customer", "entity_table: client")), "entity_table must be one of"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(make: Broken, message: str, tmp_path: Path) -> None:
+    connection, tasks = make(tmp_path)
+    with pytest.raises((ValueError, FileNotFoundError), match=message) as refusal:
+        prepare_graph(connection, tmp_path / "graph", tasks=tasks)
+    assert "secret" not in str(refusal.value)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_tasks_alone_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="for a database that is named by a connection: leave them out"):
+        prepare_graph(write(tmp_path / "files", FILES), tmp_path / "graph", tasks="tasks.sql")
+
+
+def test_words_of_a_task_are_those_above_its_query(tmp_path: Path) -> None:
+    (tmp_path / "tasks.sql").write_text(SQL)
+    asked = Asked.of(tmp_path / "tasks.sql")
+    assert asked.said["tables"] == {"order": {"columns": {"note": "text"}}}
+    assert asked.tasks["stays"]["entity_col"] == "who"
+    assert asked.queries == {"stays/labels": QUERY.strip()}

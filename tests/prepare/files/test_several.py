@@ -1,0 +1,98 @@
+"""A table in several files: a folder, a pattern, or a list of names, of any kind that is read."""
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from lightning_gnn_dist import Graph, prepare_graph
+from lightning_gnn_dist.cli.main import main
+
+ROWS = [(n, (n * 7 + 1) % 50, n / 4) for n in range(50)] * 3
+HEADS = ("source", "target", "weight")
+
+
+def write(path: Path, rows: Sequence[tuple[float, ...]], heads: Sequence[str] = HEADS) -> Path:
+    text = "".join(",".join(map(str, row)) + "\n" for row in [heads, *rows]).encode()
+    if path.name.endswith(".parquet"):
+        pq.write_table(pa.table({name: [row[at] for row in rows] for at, name in enumerate(heads)}), path)
+        return path
+    if ".jsonl" in path.name:
+        text = "".join(json.dumps(dict(zip(heads, row, strict=True))) + "\n" for row in rows).encode()
+    if path.suffix == ".zst":
+        with pa.CompressedOutputStream(str(path), "zstd") as file:
+            file.write(text)
+    else:
+        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+    return path
+
+
+def same(one: Path, other: Path) -> bool:
+    graphs = [Graph.open(path) for path in (one, other)]
+    weights = [graph.edge_arrays["edge_weight"] for graph in graphs]
+    return weights[0].equal(weights[1]) and graphs[0].fingerprint == graphs[1].fingerprint
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    prepare_graph(write(tmp_path / "all.csv", ROWS), tmp_path / "whole")
+    return tmp_path / "whole"
+
+
+KINDS = ["csv", "csv.gz", "csv.zst", "parquet", "jsonl", "jsonl.gz", "jsonl.zst"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_pattern_names_files_of_every_kind(kind: str, whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "edges").mkdir()
+    for at in range(3):
+        write(tmp_path / "edges" / f"part{at}.{kind}", ROWS[at * 50 : at * 50 + 50])
+    (tmp_path / "edges" / "README.md").write_text("not a part\n")
+    prepare_graph(tmp_path / "edges" / f"*.{kind}", tmp_path / "graph")
+    assert same(tmp_path / "graph", whole)
+
+
+def test_files_are_named_one_after_the_other(whole: Path, tmp_path: Path) -> None:
+    parts = [write(tmp_path / f"{name}.csv", ROWS[at * 50 : at * 50 + 50]) for at, name in enumerate("zxy")]
+    main(["prepare", *map(str, parts), str(tmp_path / "graph")])
+    assert same(tmp_path / "graph", whole)
+    prepare_graph(parts, tmp_path / "again")
+    assert same(tmp_path / "again", whole)
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+def test_nodes_may_be_in_several_texts_with_columns_in_another_order(tmp_path: Path) -> None:
+    for at in range(2):
+        rows = [(f"n{n}", n / 8, ("red", "blue")[n % 2]) for n in range(at * 25, at * 25 + 25)]
+        turn = [(color, name, size) for name, size, color in rows]
+        heads = ("id", "size", "color")
+        write(tmp_path / f"n{at}.csv", turn if at else rows, [heads[2], *heads[:2]] if at else heads)
+    edges = write(tmp_path / "edges.csv", [(f"n{a}", f"n{b}") for a, b, _ in ROWS], HEADS[:2])
+    prepare_graph(edges, tmp_path / "graph", nodes=tmp_path / "n?.csv")
+    graph = Graph.open(tmp_path / "graph")
+    assert graph.node_arrays["x"][:, 0].tolist() == (np.arange(50) / 8).tolist()
+    assert graph.node_arrays["categories"][:, 0].tolist() == [2 - n % 2 for n in range(50)]
+
+
+def test_words_in_a_part_of_the_edges_are_categories_of_all(tmp_path: Path) -> None:
+    write(tmp_path / "e0.csv", [(0, 1, "a"), (1, 2, "b")])
+    write(tmp_path / "e1.csv", [(2, 0, "b")])
+    prepare_graph(tmp_path / "e*.csv", tmp_path / "graph")
+    assert sorted(Graph.open(tmp_path / "graph").edge_arrays["edge_weight"].tolist()) == [1, 2, 2]
+
+
+def test_what_a_pattern_names_is_checked(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"\*.csv names no file"):
+        prepare_graph(tmp_path / "*.csv", tmp_path / "graph")
+    write(tmp_path / "a.csv", [(0, 1, 2)])
+    write(tmp_path / "b.csv", [(0, 1, 2), (1, 1)])
+    with pytest.raises(ValueError, match=r"b.csv, line 3: 2 cells, but there are 3 columns"):
+        prepare_graph(tmp_path / "?.csv", tmp_path / "graph")
+    write(tmp_path / "b.csv", [(0, 1)], HEADS[:2])
+    with pytest.raises(ValueError, match=r"b.csv has the columns .* must be alike"):
+        prepare_graph(tmp_path / "?.csv", tmp_path / "graph")
