@@ -121,7 +121,7 @@ def _add_prepare(commands: Commands) -> None:
         nargs="?",
         const=0,  # prepare_graph's default
         metavar="GB",
-        help="RAM that reading, sorting and copying takes, beside arrays as long as the nodes (default: 2); edges are "
+        help="RAM that this process takes, beside arrays as long as the nodes (default: 2); edges are "
         "sorted on disk. After a kill, the same command goes on",
     )
     prepare.add_argument(

@@ -36,9 +36,6 @@ def run(options: argparse.Namespace) -> None:
     try:
         is_rank = join_torchrun()
         shard = _shard_of_rank(options) if is_rank else _shard(options)
-        target = (shard or Portion()).target(options.out)
-        if target.exists() and not (options.overwrite or is_rank):
-            raise FileExistsError(f"{target} exists already: choose another path, or add --overwrite.")
         source = options.source[0] if len(options.source) == 1 else options.source
         given = {"source": source} | ({} if options.nodes is None else {"nodes": options.nodes})
         with as_files(options.out, given, options.task, is_whole=shard is None) as files:
@@ -46,6 +43,8 @@ def run(options: argparse.Namespace) -> None:
             if is_rank:
                 _with_others(preparation, options)
                 return
+            if preparation.target.exists() and not options.overwrite:
+                raise FileExistsError(f"{preparation.target} exists already: choose another path, or add --overwrite.")
             _estimate(preparation)
             with _stages() as on_progress:
                 prepared = preparation.run(on_progress, overwrite=options.overwrite, on_columns=_tell_columns)

@@ -54,7 +54,7 @@ def as_files(
             else:
                 found[name] = paths[0] if len(paths) == 1 else _of_several(paths, folder / name)
         yield found
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, FileExistsError) as error:
         if not isinstance(error, MemoryTooSmall):
             shutil.rmtree(folder, ignore_errors=True)  # nobody goes on with what was refused
         raise

@@ -42,6 +42,7 @@ from lightning_gnn_dist.prepare.steps.nodes import (
 )
 from lightning_gnn_dist.prepare.tables.reading import check_there, files_of
 from lightning_gnn_dist.rules import Count, Seed, check_fields
+from lightning_gnn_dist.wire.memory import held_bytes
 
 DATABASES = {  # who reads a folder with such a file
     "manifest.yaml": "lightning_gnn_dist.extensions.databases.unpack",
@@ -51,6 +52,7 @@ VERSION = 6  # of unfinished work: raise it when a new release cannot go on with
 OnColumns: TypeAlias = Callable[[list[tuple[str, str, str]]], None]  # a table, a column, and what it becomes
 Nodes: TypeAlias = Mapping[str, NodesOfType]
 DEFAULT_MEMORY = 2_000_000_000
+LEAST_ROOM = 1 << 28  # bytes for the work, however much the process holds
 
 
 def prepare_graph(
@@ -103,8 +105,9 @@ def prepare_graph(
         drop: Names of arrays and columns to leave out.
         kinds: What columns of features are, ``{"zip": "category"}``, if not what their cells hold.
         float_labels: Accept a floating point ``y``, for regression.
-        memory_bytes: Bytes that reading, sorting and copying may take, beside arrays of one entry per node (24 bytes
-            per node, labels, masks, times and ids; with an assignment 8 to 12 bytes more) and the interpreter.
+        memory_bytes: Bytes that this process may take, beside arrays of one entry per node (24 bytes per node, labels,
+            masks, times and ids). Below 256 MB, and for shards, those of reading, sorting and copying alone; with an
+            assignment 8 to 12 bytes per node more.
         overwrite: Replace a saved graph.
         on_progress: Called with the name of the stage and the share of it that is done.
     """
@@ -150,6 +153,12 @@ class Preparation:
         """What of the graph is prepared."""
         return self.shard or Portion()
 
+    @cached_property
+    def room(self) -> int:
+        """Bytes that the work may take: of a whole graph those that the process does not hold already."""
+        held = (held_bytes() or 0) if self.portion.is_whole else 0
+        return max(self.memory_bytes - held, min(self.memory_bytes, LEAST_ROOM))
+
     @property
     def target(self) -> Path:
         """The directory of the graph, or of the shard."""
@@ -189,9 +198,13 @@ class Preparation:
             with journal_of(self.folder, facts) as journal:
                 try:
                     prepared = None if is_written else self._write(journal, on_progress, on_columns)
-                except (ValueError, TypeError) as error:
-                    if not isinstance(error, MemoryTooSmall):
-                        shutil.rmtree(self.folder)  # nobody goes on with what was refused
+                except MemoryTooSmall as error:
+                    if self.room == self.memory_bytes:
+                        raise
+                    held = self.memory_bytes - self.room
+                    raise MemoryTooSmall(f"{error} Beside these the process holds {held:,} bytes: add them.") from error
+                except (ValueError, TypeError):
+                    shutil.rmtree(self.folder)  # nobody goes on with what was refused
                     raise
                 store.replace(self.draft, self.target)
                 flush(self.folder.parent)
@@ -217,7 +230,7 @@ class Preparation:
         if self.inputs.tables:
             from lightning_gnn_dist.prepare.tables.unpack import unpack  # arrays need no DuckDB
 
-            given = self.inputs, self.folder / "tables", self.choice, self.memory_bytes, on_progress
+            given = self.inputs, self.folder / "tables", self.choice, self.room, on_progress
             unpacked = (self.inputs.unpack or unpack)(*given)
             on_columns(unpacked.told)
         if not self.portion.agree(self.draft.exists()):  # what one rank has lost, all have sent it
@@ -234,7 +247,7 @@ class Preparation:
 
     def _write_arrays(self, inputs: Inputs, tables: Tables | None, on_progress: OnProgress) -> Prepared:
         """Write the arrays of nodes and edges, and what is to be known of them."""
-        edges = self.portion.edges(inputs, self.folder, self.draft, self.undirected, self.memory_bytes)
+        edges = self.portion.edges(inputs, self.folder, self.draft, self.undirected, self.room)
         nodes = {}
         for kind in inputs.nodes:
             with within(kind):
@@ -262,7 +275,7 @@ class Preparation:
             types = merge_types(self.draft, nodes, folders, inputs.time, not self.portion.is_whole, tables, progress)
         self.portion.finish(self.out, nodes, types, edges, edge_types)
         names = next(iter(nodes.values())).names
-        at_once = max(1, min(self.memory_bytes // 16, MAX_BYTES_AT_ONCE // 8))
+        at_once = max(1, min(self.room // 16, MAX_BYTES_AT_ONCE // 8))
         return describe(
             self.draft, names, inputs.halves, types, at_once, partial(on_progress, "taking the fingerprint")
         )
@@ -280,7 +293,7 @@ class Preparation:
             split=self.split if "y" in files.arrays or not named else None,
             seed=self.seed,
             float_labels=files.float_labels or (self.float_labels and (has_fractions(files) or not named)),
-            memory_bytes=self.memory_bytes,
+            memory_bytes=self.room,
         )
 
     def _check_nodes(self, nodes: Nodes) -> None:

@@ -15,8 +15,12 @@ import torch
 from torch_geometric.data import Data
 
 from lightning_gnn_dist import Graph, prepare_graph
-from lightning_gnn_dist.prepare.prepare_graph import Preparation
-from tests.ranks import start_ranks
+from lightning_gnn_dist.extensions.shards.one_shard import OneShard
+from lightning_gnn_dist.prepare import prepare_graph as prepare_graph_module
+from lightning_gnn_dist.prepare.prepare_graph import LEAST_ROOM, Preparation
+from lightning_gnn_dist.wire.memory import held_bytes
+from lightning_gnn_dist.wire.memory import peak_bytes as process_peak
+from tests.ranks import run_ranks, start_ranks
 
 NUM_NODES, NUM_EDGES = 300, 5000
 TINY = 3000  # bytes: dozens of buckets, a hundred pieces
@@ -122,6 +126,46 @@ def test_memory_stays_within_the_budget(tmp_path: Path, num_carried: int) -> Non
     # The least of two: now and then Python enlarges a table of its own, by megabytes.
     peak = min(peak_bytes(tmp_path / "source", tmp_path / f"graph{run}", budget) for run in range(2))
     assert peak < budget + 24 * 1000 + 200_000  # of Python itself
+
+
+@pytest.mark.parametrize(("memory_bytes", "room"), [(2 * 10**9, 5 * 10**8), (16 * 10**8, LEAST_ROOM), (SMALL, SMALL)])
+def test_what_the_process_holds_is_taken_off(
+    source: Path, tmp_path: Path, memory_bytes: int, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_graph_module, "held_bytes", lambda: 15 * 10**8)
+    assert Preparation(source, tmp_path / "graph", memory_bytes=memory_bytes).room == room
+    shard = OneShard(0, num_shards=2)  # its ranks read in pieces that are alike
+    assert Preparation(source, tmp_path / "graph", shard, memory_bytes=memory_bytes).room == memory_bytes
+
+
+def test_too_little_memory_is_told_with_what_the_process_holds(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepare_graph_module, "held_bytes", lambda: 1000)
+    monkeypatch.setattr(prepare_graph_module, "LEAST_ROOM", 0)
+    with pytest.raises(ValueError, match=r"memory_bytes=100 are too few. .* holds 1,000 bytes: add them\.$"):
+        prepare_graph(source, tmp_path / "graph", memory_bytes=1100)
+
+
+def peak_beside(rank: int, world_size: int, folder: Path) -> int:
+    prepare_graph(folder / "little", folder / "warm")
+    held = held_bytes() or 0
+    prepare_graph(folder / "source", folder / "graph", undirected=True, memory_bytes=held + MORE)
+    return (process_peak() or 0) - held
+
+
+MORE = 300 << 20
+
+
+@pytest.mark.slow
+def test_the_process_stays_within_its_memory(tmp_path: Path) -> None:
+    draw = np.random.default_rng(0)
+    for name, count in (("little", 1000), ("source", 5_000_000)):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / "edge_index.npy", draw.integers(0, 1000, (2, count), np.int32))
+        np.save(tmp_path / name / "edge_weight.npy", draw.random(count, np.float32))
+    (peak,) = run_ranks(peak_beside, 1, tmp_path)
+    assert 0 < peak < MORE * 1.1
 
 
 def prepare_and_die(rank: int, world_size: int, source: Path, out: Path, stage: str, calls: int) -> None:

@@ -212,7 +212,7 @@ class Work:
 
     Args:
         folder: The folder, which is made; None for tables that are only read.
-        memory_bytes: What all of the process may take: DuckDB gets a part of it.
+        memory_bytes: What this may take: DuckDB gets a part of it, and the rest are the pieces that come out.
     """
 
     def __init__(self, folder: Path | None, memory_bytes: int) -> None:
@@ -220,7 +220,7 @@ class Work:
         self.folder.mkdir(parents=True, exist_ok=True)
         self.db = duckdb_for().connect(":memory:" if folder is None else str(folder / "tables.duckdb"))
         self.rows_at_once = max(LEAST_ROWS, min(memory_bytes // BYTES_PER_ROW, ROWS_AT_ONCE))
-        most, cores = max(memory_bytes * 6 // 10, LEAST_BYTES), os.cpu_count() or 1
+        most, cores = max(memory_bytes * 7 // 10, LEAST_BYTES), os.cpu_count() or 1
         self.run(f"SET memory_limit = '{most}B'")
         self._threads = max(1, min(cores, most // BYTES_PER_THREAD))
         self.run(f"SET threads = {self._threads}")
