@@ -62,15 +62,14 @@ class Questions:
     def write(self) -> dict[str, Any]:
         """Write the arrays and the edges; return what is to be known of the task."""
         shutil.rmtree(self.folder, ignore_errors=True)
-        spec, tables, pieces = self.spec, dict[str, Keyed](), list[dict[str, Any]]()
+        spec, tables = self.spec, dict[str, Keyed]()
         for split, path in spec.files.items():
             with told(path):
                 tables[split] = Keyed.load(self.work, self._name(split), path, [spec.entity_col], spec.time_col)
                 self._check_cells(tables[split], split)
-                self.work.check()
-                pieces.append(self._read(tables[split], split))
-        starts = np.cumsum([0, *(len(each["split"]) for each in pieces)])
-        entities, times, splits = (np.concatenate([each[name] for each in pieces]) for name in ("key", "time", "split"))
+        self.work.check()
+        asked, starts = self._read(tables), np.cumsum([0, *(each.num_rows for each in tables.values())])
+        entities, times, splits = (asked[name].to_numpy() for name in ("n0", "t", "s"))
         count, of_time = len(splits), spec.time_col is not None
         if spec.receiver is not None:
             of_splits = zip(tables.items(), starts, strict=False)
@@ -78,7 +77,7 @@ class Questions:
         self.work.check()
         task = TableTask(spec.name, spec.task_type, spec.entity_table, 0, hidden=spec.hidden)
         if spec.receiver is None:
-            arrays, task = self._labels(self._answers(pieces), splits)
+            arrays, task = self._labels(self._answers(asked), splits)
         else:
             rows, found = (np.concatenate(each) for each in zip(*edges, strict=True))
             task = replace(task, receiver=spec.receiver, k=spec.k)
@@ -96,7 +95,7 @@ class Questions:
         for name, array in (arrays | {"num_nodes": np.array(count)}).items():
             save(self.folder / "arrays" / f"{name}.npy", array)
         save(self.folder / "ids.npy", np.arange(count))
-        self._keep_own([each["entity"] for each in pieces], times if of_time else None, are_dates)
+        self._keep_own(asked["f"].to_numpy(), times if of_time else None, are_dates)
         about = np.flatnonzero(entities >= 0)  # a row that is asked about is seen whenever it was there
         dtype = dtype_of(self.ids[spec.entity_table].count, count)
         seen = {TIME: times[about] - 1} if of_time else {}
@@ -107,11 +106,9 @@ class Questions:
             write_ends(self.folder / "answers", rows[known], found[known], dtype, never)
         return {"task": asdict(task), "notes": [], "times": span_of(times, are_dates) if of_time else None}
 
-    def _keep_own(self, entities: list[Column], times: Column | None, are_dates: bool) -> None:
+    def _keep_own(self, entities: Column, times: Column | None, are_dates: bool) -> None:
         """Keep whom questions are about, and when, as their tables tell it; files are numbered in order."""
-        if any(each.dtype.kind == "O" for each in entities):
-            entities = [each.astype(np.str_) for each in entities]
-        own = {self.spec.entity_col: np.concatenate(entities)}
+        own = {self.spec.entity_col: entities.astype(np.str_) if entities.dtype.kind == "O" else entities}
         if times is not None:
             own[self.spec.time_col or ""] = times.astype("datetime64[s]") if are_dates else times
         (self.folder / "own").mkdir(parents=True)
@@ -146,30 +143,24 @@ class Questions:
                 "val_timestamp and a test_timestamp, this table a column split, or write train, val and test apart."
             )
 
-    def _read(self, table: Keyed, split: str) -> dict[str, Any]:
-        """The questions of a table: the rows that they are about, times, splits and answers."""
-        spec, targets = self.spec, self._targets(table, split)
-        ids, types = self.ids[spec.entity_table], table.table.types
-        of_split = str(SPLITS.index(split)) if split in SPLITS else self._split(table)
-        asked = {"f": quoted(spec.entity_col), "t": str(table.time or 0), "s": of_split}
-        cells = [] if spec.receiver is not None else [Cells(quoted(name), types[name]) for name in targets]
-        for at, each in enumerate(cells):
-            asked |= {f"w{at}": each.name if each.is_list else each.value, f"v{at}": each.number}
-        query = query_of(table.table, asked, [(spec.entity_col, ids)], digits=True)
-        pieces = [*self.work.stream(f"{query} ORDER BY row", table.table)]
-        columns = {name: np.concatenate([numpy_of(piece[name]) for piece in pieces]) for name in ("f", "n0", "t", "s")}
-        if (columns["n0"] < 0).any() and not self.manifest.may_dangle:
-            key = self.manifest.tables[spec.entity_table].pkey or ""
-            table.refuse_unknown(self.work, spec.entity_col, ids, spec.entity_table, key)
-        of_columns = {"entity": columns["f"], "key": columns["n0"], "time": columns["t"], "split": columns["s"]}
-        words: list[Any] = [[None] * len(columns["f"])] * len(spec.targets)
-        numbers = [np.full(len(columns["f"]), np.nan)] * len(spec.targets)
-        for at in range(len(cells)):
-            words[at] = [cell for piece in pieces for cell in piece[f"w{at}"].to_pylist()]
-            of_pieces = [piece[f"v{at}"].to_numpy(zero_copy_only=False) for piece in pieces]
-            numbers[at] = np.concatenate(of_pieces).astype(np.float64)
-        are_lists = any(each.is_list for each in cells)
-        return {**of_columns, "words": words, "numbers": numbers, "are_lists": are_lists}
+    def _read(self, tables: Mapping[str, Keyed]) -> Any:
+        """The questions of all tables, of pyarrow: their entities ``f`` and rows ``n0``, times, splits and answers."""
+        spec, queries = self.spec, list[str]()
+        ids = self.ids[spec.entity_table]
+        for at, (split, table) in enumerate(tables.items()):
+            types, of_split = table.table.types, str(SPLITS.index(split)) if split in SPLITS else self._split(table)
+            asked = {"f": quoted(spec.entity_col), "t": str(table.time or 0), "s": of_split, "file": str(at)}
+            for place, name in enumerate(self._targets(table, split) if spec.receiver is None else ()):
+                cells = Cells(quoted(name), types[name])
+                asked |= {f"w{place}": cells.name if cells.is_list else cells.value, f"v{place}": cells.number}
+            queries.append(query_of(table.table, asked, [(spec.entity_col, ids)], digits=True))
+        rows = self.work.db.sql(f"{' UNION ALL BY NAME '.join(queries)} ORDER BY file, row").to_arrow_table()
+        unknown = set(rows["file"].to_numpy()[rows["n0"].to_numpy() < 0].tolist())
+        for at, table in enumerate(tables.values()):
+            if at in unknown and not self.manifest.may_dangle:
+                key = self.manifest.tables[spec.entity_table].pkey or ""
+                table.refuse_unknown(self.work, spec.entity_col, ids, spec.entity_table, key)
+        return rows
 
     def _split(self, table: Keyed) -> str:
         """The SQL of the place of a question's split in ``SPLITS``, in one table for all of them."""
@@ -179,15 +170,15 @@ class Questions:
         of_test = f"CAST({table.time} >= {self.manifest.test_time} AS BIGINT)"
         return f"CAST({table.time} >= {self.manifest.val_time} AS BIGINT) + {of_test}"
 
-    def _answers(self, pieces: list[dict[str, Any]]) -> Answers:
+    def _answers(self, asked: Any) -> Answers:
         """The answers of all questions; none are known where there is no column."""
-        words = [[cell for piece in pieces for cell in piece["words"][at]] for at in range(len(self.spec.targets))]
-        if any(piece["are_lists"] for piece in pieces):
+        words = [asked[f"w{at}"].to_pylist() for at in range(len(self.spec.targets))]
+        if str(asked["w0"].type).startswith("list"):
             return self._of_lists(words[0])
         of_columns = []
         for at, each in enumerate(words):
             column = np.array([*each, None], np.object_)[:-1]
-            numbers = np.concatenate([piece["numbers"][at] for piece in pieces])
+            numbers = asked[f"v{at}"].to_numpy().astype(np.float64)
             is_none = np.array([word is None for word in each], np.bool_)
             are_words = bool((np.isnan(numbers) & ~is_none & (np.char.lower(column.astype(np.str_)) != "nan")).any())
             of_columns.append(Answers(column, numbers, is_none if are_words else np.isnan(numbers), are_words))

@@ -83,8 +83,6 @@ def _nodes_of(files: NodeFiles) -> tuple[int, int, int]:
     others = sum(rows.num_bytes for rows in files.arrays.values())
     if files.table is None:
         return files.num_nodes or 0, 0, others
-    if not isinstance(files.table, Path):
-        return files.table.num_rows, CELL_BYTES * files.table.num_rows * files.table.num_numbers, others
     num_rows = count_rows(files.table)
     return num_rows, CELL_BYTES * num_rows * count_columns(files.table), others
 

@@ -6,7 +6,6 @@ here needs an extension of DuckDB that is not in its wheel.
 
 from __future__ import annotations
 
-import atexit
 import errno
 import json
 import os
@@ -15,7 +14,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any
 
@@ -171,14 +169,6 @@ def duckdb_for() -> Any:
 Run = Callable[..., list[tuple[Any, ...]]]
 
 
-@cache
-def scratch() -> Path:
-    """A folder of this process, which is removed at its end."""
-    folder = TemporaryDirectory(prefix="tables-")
-    atexit.register(folder.cleanup)
-    return Path(folder.name)
-
-
 @dataclass(frozen=True)
 class Table:
     """Rows that DuckDB reads.
@@ -211,14 +201,14 @@ class Work:
     """A DuckDB file in a folder. It is closed at the end of a ``with`` block.
 
     Args:
-        folder: The folder, which is made; None for tables that are only read.
+        folder: The folder, which is made.
         memory_bytes: What this may take: DuckDB gets a part of it, and the rest are the pieces that come out.
     """
 
-    def __init__(self, folder: Path | None, memory_bytes: int) -> None:
-        self.folder, self.problems = folder or scratch(), list[str]()
+    def __init__(self, folder: Path, memory_bytes: int) -> None:
+        self.folder, self.problems = folder, list[str]()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.db = duckdb_for().connect(":memory:" if folder is None else str(folder / "tables.duckdb"))
+        self.db = duckdb_for().connect(str(folder / "tables.duckdb"))
         self.rows_at_once = max(LEAST_ROWS, min(memory_bytes // BYTES_PER_ROW, ROWS_AT_ONCE))
         most, cores = max(memory_bytes * 7 // 10, LEAST_BYTES), os.cpu_count() or 1
         self.run(f"SET memory_limit = '{most}B'")
