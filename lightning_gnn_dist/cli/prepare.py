@@ -18,7 +18,7 @@ from lightning_gnn_dist.checks import aligned, in_bytes
 from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
-from lightning_gnn_dist.prepare.files.columns import SPLITS, Choice
+from lightning_gnn_dist.prepare.files.arrays import SPLITS, Choice
 from lightning_gnn_dist.prepare.given import as_files
 from lightning_gnn_dist.prepare.portion import Portion
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation

@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning_gnn_dist.checks import check_path
 from lightning_gnn_dist.graph.storage.npy import checksum_of
-from lightning_gnn_dist.prepare.steps.external_sort import MemoryTooSmall
+from lightning_gnn_dist.prepare.steps.edges import MemoryTooSmall
 from lightning_gnn_dist.prepare.tables.engine import duckdb_for, literal
 
 CONNECTIONS = "lightning_gnn_dist.extensions.databases.connection"  # reads what such a name stands for

@@ -17,8 +17,8 @@ import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MISSING, MOMENTS, NO_MOMENT, NUMBERS, UNSEEN
+from lightning_gnn_dist.prepare.tables.columns import MOST_WORDS, words_of
 from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, places_of, quoted
-from lightning_gnn_dist.prepare.tables.features import MOST_WORDS, words_of
 from lightning_gnn_dist.prepare.tables.text import Embed
 
 MOST_DEVIATIONS = 10.0

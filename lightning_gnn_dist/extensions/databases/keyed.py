@@ -10,8 +10,7 @@ from typing import Any
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import NEVER
-from lightning_gnn_dist.prepare.tables.engine import Cells, Table, Work, quoted, told
-from lightning_gnn_dist.prepare.tables.ids import Ids
+from lightning_gnn_dist.prepare.tables.engine import Cells, Ids, Table, Work, quoted, told
 from lightning_gnn_dist.prepare.tables.reading import load
 
 NO_KEYS = "and keys are whole numbers or words."

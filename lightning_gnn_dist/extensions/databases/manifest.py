@@ -18,7 +18,7 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]  # its stubs are another package
 
 from lightning_gnn_dist.checks import is_integer, shown
-from lightning_gnn_dist.prepare.files.columns import SPLITS
+from lightning_gnn_dist.prepare.files.arrays import SPLITS
 from lightning_gnn_dist.prepare.tables.reading import columns_of, is_table, name_of
 
 RELBENCH, PLAIN = "manifest.yaml", "database.yaml"

@@ -18,9 +18,20 @@ from lightning_gnn_dist.extensions.databases.keyed import Keyed, span_of
 from lightning_gnn_dist.extensions.databases.manifest import LABELS, Manifest, TaskSpec
 from lightning_gnn_dist.graph.storage.npy import Column, save
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, NEVER, TIME, TableTask, as_told
-from lightning_gnn_dist.prepare.files.columns import SPLIT_WORDS, SPLITS, check_classes
-from lightning_gnn_dist.prepare.tables.engine import ROW, Cells, Work, literal, numpy_of, quoted, told
-from lightning_gnn_dist.prepare.tables.ids import Ids, dtype_of, query_of, write_ends
+from lightning_gnn_dist.prepare.files.arrays import SPLIT_WORDS, SPLITS, check_classes
+from lightning_gnn_dist.prepare.tables.engine import (
+    ROW,
+    Cells,
+    Ids,
+    Work,
+    dtype_of,
+    literal,
+    numpy_of,
+    query_of,
+    quoted,
+    told,
+    write_ends,
+)
 
 KINDS = ("key", "time", "split")
 

@@ -18,11 +18,22 @@ from lightning_gnn_dist.extensions.databases.questions import Questions
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.typed.names import EdgeType, check_names
 from lightning_gnn_dist.graph.typed.tables import ANSWER, ASKED, NEVER, TIME, Feature, Tables, TableTask, as_told
-from lightning_gnn_dist.prepare.files.arrays import Carried, RowFiles, entries
-from lightning_gnn_dist.prepare.files.columns import Choice, check_drop
+from lightning_gnn_dist.prepare.files.arrays import Carried, Choice, RowFiles, check_drop, entries
 from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Inputs, NodeFiles, Unpacked
-from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Work, numpy_of, told
-from lightning_gnn_dist.prepare.tables.ids import UNKNOWN, Ids, dtype_of, ids_of, query_of, write_ends, write_rows
+from lightning_gnn_dist.prepare.tables.engine import (
+    UNKNOWN,
+    WHOLE,
+    Cells,
+    Ids,
+    Work,
+    dtype_of,
+    ids_of,
+    numpy_of,
+    query_of,
+    told,
+    write_ends,
+    write_rows,
+)
 from lightning_gnn_dist.prepare.tables.reading import columns_of, count_rows
 from lightning_gnn_dist.prepare.tables.text import embedding
 

@@ -22,8 +22,7 @@ from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.prepare.files.arrays import GrowingArrays, Progress, entries
 from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, edge_files
-from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, words_of
-from lightning_gnn_dist.prepare.steps.external_sort import edges_at_once
+from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, edges_at_once, words_of
 from lightning_gnn_dist.prepare.steps.journal import Journal
 from lightning_gnn_dist.prepare.steps.nodes import Part
 

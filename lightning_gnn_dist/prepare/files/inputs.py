@@ -17,16 +17,20 @@ from lightning_gnn_dist.graph.storage.store import check_unchanged
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.prepare.files.arrays import (
+    ALIASES,
     Carried,
     Entry,
     LoadedArray,
     RowFiles,
+    check_drop,
+    check_purposes,
     entries,
+    id_of,
     load_pyg,
     names_in,
     number_in,
+    purpose_of,
 )
-from lightning_gnn_dist.prepare.files.columns import ALIASES, check_drop, check_purposes, id_of, purpose_of
 from lightning_gnn_dist.prepare.tables.reading import (
     about_headings,
     check_there,

@@ -16,8 +16,7 @@ from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import checksum_of
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.prepare.files.arrays import Progress
-from lightning_gnn_dist.prepare.files.columns import SPLITS
+from lightning_gnn_dist.prepare.files.arrays import SPLITS, Progress
 
 OF_DATA = ("x", "edge_index", "edge_attr", "y", "pos", "time")
 

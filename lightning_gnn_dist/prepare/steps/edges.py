@@ -1,20 +1,321 @@
-"""The edges of each type, sorted on disk by receiver and sender."""
+"""The edges of each type, sorted on disk by receiver and sender, by loops that are compiled."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import numpy as np
+import torch
+
+from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.graph import convert
+from lightning_gnn_dist.graph.storage.npy import Column, append, save, write_header
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
-from lightning_gnn_dist.prepare.files.arrays import RowFiles
-from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Inputs
-from lightning_gnn_dist.prepare.steps.external_sort import ExternalSort
+from lightning_gnn_dist.prepare.files.arrays import Progress, RowFiles, check_num_nodes
+from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Inputs, Piece
 from lightning_gnn_dist.prepare.steps.journal import Journal
 from lightning_gnn_dist.prepare.steps.nodes import MAX_BYTES_AT_ONCE, Part
+
+
+@compiled
+def count(nodes: Column, degrees: Column) -> None:
+    """Add to ``degrees`` how often each node occurs in ``nodes``."""
+    for node in nodes:
+        degrees[node] += 1
+
+
+@compiled
+def deal(
+    sender: Column,
+    receiver: Column,
+    both_ways: bool,
+    bucket_of: Column,
+    first: Column,
+    bits: int,
+    flag: int,
+    keys: Column,
+    edges: Column,
+) -> Column:
+    """Write the keys of edges, bucket after bucket, and return where each bucket starts.
+
+    The upper bits of a key are the receiver, counted from the ``first`` of its bucket. The last ``bits`` bits are the
+    sender and, if ``flag`` is 1, a bit that is 1 for a reverse edge. ``edges``, unless empty, gets each key's edge.
+    """
+    start = np.zeros(first.size + 1, np.int64)
+    for at in range(sender.size):
+        start[bucket_of[receiver[at]] + 1] += 1
+        if both_ways:
+            start[bucket_of[sender[at]] + 1] += 1
+    for bucket in range(first.size):
+        start[bucket + 1] += start[bucket]
+    cursor = start[:-1].copy()
+    for at in range(sender.size):
+        bucket = bucket_of[receiver[at]]
+        low = np.uint64(sender[at]) << np.uint64(flag)
+        keys[cursor[bucket]] = (np.uint64(receiver[at] - first[bucket]) << np.uint64(bits)) | low
+        if edges.size:
+            edges[cursor[bucket]] = at
+        cursor[bucket] += 1
+        if both_ways:
+            bucket = bucket_of[sender[at]]
+            low = (np.uint64(receiver[at]) << np.uint64(flag)) | np.uint64(flag)
+            keys[cursor[bucket]] = (np.uint64(sender[at] - first[bucket]) << np.uint64(bits)) | low
+            if edges.size:
+                edges[cursor[bucket]] = at
+            cursor[bucket] += 1
+    return start
+
+
+@compiled
+def unpack(keys: Column, bits: int, flag: int, once: bool, senders: Column, degrees: Column, places: Column) -> int:
+    """Write the senders of sorted keys, and add to each row's degree. Returns how many; ``once`` skips equal edges.
+
+    ``places``, unless empty, gets the position of each sender's key.
+    """
+    shift, mask = np.uint64(flag), (np.uint64(1) << np.uint64(bits)) - np.uint64(1)
+    kept = 0
+    for at in range(keys.size):
+        if once and at and keys[at] >> shift == keys[at - 1] >> shift:
+            continue
+        senders[kept] = (keys[at] & mask) >> shift
+        if places.size:
+            places[kept] = at
+        degrees[np.int64(keys[at] >> np.uint64(bits))] += 1
+        kept += 1
+    return kept
+
+
+FEWEST_PLACES = 1 << 10
+BYTES_PER_KEY = 16  # while a bucket is sorted and unpacked
+BYTES_PER_EDGE = 64  # while a piece is dealt, both ways
+MORE_PER_KEY = 40  # if edges carry something: for the order of the keys, beside twice what is carried
+MORE_PER_EDGE = 32  # the same for a piece, beside six times what is carried
+KEYS_PER_BUCKET = 1 << 24  # larger buckets do not sort faster
+MAX_BUCKETS = 4096  # exceeded only if memory is too small: every piece is appended to all buckets
+MAX_EDGES_AT_ONCE = 1 << 22
+
+
+class MemoryTooSmall(ValueError):
+    """Refuses work that more ``memory_bytes`` would finish: what is done stays."""
+
+
+@dataclass(frozen=True)
+class ExternalSort:
+    """Turns a list of edges into ``indptr.npy`` and ``indices.npy``.
+
+    What edges carry is dealt and sorted with them, into ``edges/``. Of equal edges that are kept once, the first stays;
+    added reverse edges count as the last.
+
+    Args:
+        edges: The edges, in arrays, and what they carry.
+        journal: Records that edges were counted. Its folder takes the buckets, about 8 bytes per edge and direction.
+        out: The directory to write the arrays into.
+        both_ways: Add the reverse of every edge.
+        once: Keep each edge once.
+        memory_bytes: Bytes that this may take, beside arrays of one entry per node.
+        num_senders: Senders lie below this number, if receivers are only some of the nodes, with numbers of their own.
+        number: The id to write for each sender. Default: the sender's own.
+    """
+
+    edges: EdgeFiles
+    journal: Journal
+    out: Path
+    both_ways: bool
+    once: bool
+    memory_bytes: int
+    num_senders: int | None = None
+    number: Column | None = None
+
+    def count(self, num_nodes: int | None, progress: Progress) -> int:
+        """Count the edges of every node, and return how many nodes there are."""
+        if self.journal.get("num_nodes") is not None:
+            return int(self.journal.get("num_nodes"))
+        degrees = np.zeros(num_nodes or FEWEST_PLACES, np.int64)
+        seen = largest = 0
+        for piece in self.edges.pieces(self._edges_at_once):
+            if num_nodes is None:
+                largest = max(largest, int(piece.sender.max(initial=-1)) + 1, int(piece.receiver.max(initial=-1)) + 1)
+            if largest > degrees.size:
+                check_num_nodes(largest, f"{piece.file} names node {largest - 1}. It would be one of")
+                degrees = np.concatenate([degrees, np.zeros(max(largest, degrees.size), np.int64)])
+            for ends in (piece.receiver, piece.sender)[: 1 + self.both_ways]:
+                count(ends, degrees)
+            seen += piece.sender.size
+            progress(min(seen / max(self.edges.num_edges, 1), 1.0))
+        degrees = degrees[: num_nodes or largest]
+        save(self._degrees, degrees)
+        self.journal.record([self._degrees], num_nodes=degrees.size, num_edges=seen)
+        return degrees.size
+
+    def deal(self, progress: Progress) -> tuple[Column, list[int]]:
+        """Append every edge to the file of its bucket.
+
+        Returns:
+            The first node of each bucket, with the end of the last one; and how many bytes of keys each has.
+        """
+        shutil.rmtree(self._buckets, ignore_errors=True)
+        self._buckets.mkdir()
+        bounds = cut_nodes(np.load(self._degrees), self.memory_bytes, self._width, 1 << min(64 - self._bits, 62))
+        sizes, seen = [0] * (len(bounds) - 1), 0
+        bucket_of = np.repeat(np.arange(len(sizes), dtype=np.uint16), np.diff(bounds))
+        for piece in self.edges.pieces(self._edges_at_once):
+            self._deal_piece(piece, seen, np.array(bounds), bucket_of, sizes)
+            seen += piece.sender.size
+            progress(seen / max(self.journal.get("num_edges"), 1))
+        if seen != (counted := self.journal.get("num_edges")):
+            raise ValueError(f"{counted:,} edges were counted and {seen:,} read again: the files changed meanwhile.")
+        return np.array(bounds), sizes
+
+    def _deal_piece(self, piece: Piece, first: int, bounds: Column, bucket_of: Column, sizes: list[int]) -> None:
+        keys = np.empty(piece.sender.size * (1 + self.both_ways), np.uint64)
+        edges = np.empty(keys.size if self._width else 0, np.int64)
+        start = deal(*piece[:2], self.both_ways, bucket_of, bounds[:-1], self._bits, int(self._width > 0), keys, edges)
+        carried = self.edges.carried.read(first, piece.sender.size) if self._width else None
+        for bucket in np.flatnonzero(np.diff(start)).tolist():
+            here = slice(int(start[bucket]), int(start[bucket + 1]))
+            append(self._bucket(bucket), keys[here])
+            if carried is not None:
+                append(self._carried_by(bucket), carried[edges[here]])
+            sizes[bucket] += 8 * (here.stop - here.start)
+
+    def sort(self, bounds: Column, sizes: list[int], progress: Progress) -> None:
+        """Sort one bucket after the other, append it to ``indices.npy``, and remove it; then write ``indptr.npy``."""
+        of_edges = self.edges.carried.arrays.items()
+        written = {self.out / "edges" / f"{name}.npy": (rows.files[0].dtype, rows.shape[1:]) for name, rows in of_edges}
+        written[self.out / "indices.npy"] = (self._dtype, ())
+        for file, (dtype, shape) in written.items():
+            file.unlink(missing_ok=True)
+            write_header(file, dtype, (0, *shape))
+        indptr = np.zeros(int(bounds[-1]) + 1, np.int64)
+        for bucket, size in enumerate(sizes):
+            indptr[bounds[bucket] + 1 : bounds[bucket + 1] + 1] = self._sort_bucket(
+                bucket, size, np.diff(bounds)[bucket]
+            )
+            self._bucket(bucket).unlink(missing_ok=True)
+            self._carried_by(bucket).unlink(missing_ok=True)
+            progress((bucket + 1) / len(sizes))
+        np.cumsum(indptr, out=indptr)
+        save(self.out / "indptr.npy", indptr)
+        for file, (dtype, shape) in written.items():
+            write_header(file, dtype, (int(indptr[-1]), *shape))
+
+    def _sort_bucket(self, bucket: int, size: int, num_rows: int) -> Column:
+        """Sort one bucket, append it to the arrays, and return the degrees of its rows."""
+        keys = _read_all(self._bucket(bucket), np.dtype(np.uint64), size)
+        order = order_of(keys, self._bits + int(num_rows).bit_length()) if self._width else np.empty(0, np.int64)
+        if self._width:
+            keys = keys[order]
+        else:
+            keys.sort()
+        senders, degrees = np.empty(keys.size, self._dtype), np.zeros(num_rows, np.int64)
+        places = np.empty(order.size, np.int64)
+        kept = unpack(keys, self._bits, int(self._width > 0), self.once, senders, degrees, places)
+        append(self.out / "indices.npy", senders[:kept] if self.number is None else self.number[senders[:kept]])
+        if self._width:
+            carried = _read_all(self._carried_by(bucket), np.dtype(np.uint8), size // 8 * self._width)
+            carried = carried.reshape(-1, self._width)[order[places[:kept]]]
+            for name, rows in self.edges.carried.split(carried):
+                append(self.out / "edges" / f"{name}.npy", rows)
+        return degrees
+
+    @property
+    def _edges_at_once(self) -> int:
+        return edges_at_once(self.memory_bytes, self._width)
+
+    @property
+    def _width(self) -> int:
+        return self.edges.carried.bytes_per_edge
+
+    @property
+    def _bits(self) -> int:
+        """How many bits of a key are not the receiver's."""
+        return max(self._num_ids - 1, 1).bit_length() + (self._width > 0)
+
+    @property
+    def _dtype(self) -> np.dtype[np.int32] | np.dtype[np.int64]:
+        is_short = convert.index_dtype(self._num_ids) == torch.int32
+        return np.dtype(np.int32) if is_short else np.dtype(np.int64)
+
+    @property
+    def _num_ids(self) -> int:
+        return self.num_senders or int(self.journal.get("num_nodes"))
+
+    @property
+    def _degrees(self) -> Path:
+        return self.journal.folder / "degrees.npy"
+
+    @property
+    def _buckets(self) -> Path:
+        return self.journal.folder / "buckets"
+
+    def _bucket(self, bucket: int) -> Path:
+        return self._buckets / str(bucket)
+
+    def _carried_by(self, bucket: int) -> Path:
+        return self._buckets / f"{bucket}.carried"
+
+
+def order_of(keys: Column, bits: int) -> Column:
+    """The stable order of keys of so many bits: sorted together with their places, which takes a fifth of the time."""
+    of_place = max(keys.size - 1, 1).bit_length()
+    if bits + of_place > 64:
+        return np.argsort(keys, kind="stable")
+    packed = (keys << np.uint64(of_place)) | np.arange(keys.size, dtype=np.uint64)
+    packed.sort()
+    packed &= np.uint64((1 << of_place) - 1)
+    return packed.view(np.int64)
+
+
+def _read_all(path: Path, dtype: np.dtype[Any], size: int) -> Column:
+    """Read a whole file, which is missing if it is empty; refuse one that does not have ``size`` bytes."""
+    numbers = np.fromfile(path, dtype) if size else np.empty(0, dtype)
+    if numbers.nbytes != size:
+        raise ValueError(
+            f"{path} has {numbers.nbytes:,} bytes, and {size:,} were written: repeat the command, which begins anew."
+        )
+    return numbers
+
+
+def edges_at_once(memory_bytes: int, carried_bytes: int) -> int:
+    """How many edges are read and dealt together."""
+    per_edge = BYTES_PER_EDGE + (MORE_PER_EDGE + 6 * carried_bytes if carried_bytes else 0)
+    return max(1, min(memory_bytes // per_edge, MAX_EDGES_AT_ONCE))
+
+
+def cut_nodes(degrees: Column, memory_bytes: int, carried_bytes: int, most_nodes: int) -> list[int]:
+    """Ranges of nodes whose edges are sorted together: the first node of each, and the end of the last one.
+
+    Args:
+        degrees: How many edges each node has.
+        memory_bytes: Bytes that sorting a range may take.
+        carried_bytes: Bytes that an edge carries.
+        most_nodes: The most nodes of a range.
+    """
+    per_key = BYTES_PER_KEY + (MORE_PER_KEY + 2 * carried_bytes if carried_bytes else 0)
+    most = memory_bytes // per_key
+    if (largest := int(degrees.max(initial=0))) > most:
+        raise MemoryTooSmall(
+            f"Node {int(degrees.argmax())} has {largest:,} edges, which take {largest * per_key:,} bytes to sort: "
+            f"memory_bytes={memory_bytes:,} are too few. With {largest * per_key:,} or more the same call goes on."
+        )
+    ends = degrees.cumsum()
+    total = int(ends[-1]) if ends.size else 0
+    room = min(most, max(KEYS_PER_BUCKET, total // MAX_BUCKETS))
+    bounds, before = [0], 0
+    while bounds[-1] < ends.size:
+        reached = int(np.searchsorted(ends, before + room, side="right"))
+        bounds.append(min(max(reached, bounds[-1] + 1), bounds[-1] + most_nodes))
+        before = int(ends[bounds[-1] - 1])
+    if len(bounds) > np.iinfo(np.uint16).max:
+        least = 2 * per_key * (total // np.iinfo(np.uint16).max + 1)
+        raise MemoryTooSmall(f"memory_bytes={memory_bytes:,} are too few for {total:,} edges: give {least:,} or more.")
+    return bounds
+
 
 OnProgress: TypeAlias = Callable[[str, float], None]
 

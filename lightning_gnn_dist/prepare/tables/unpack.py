@@ -14,12 +14,24 @@ import numpy as np
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of, within
-from lightning_gnn_dist.prepare.files.arrays import Carried, RowFiles, entries
-from lightning_gnn_dist.prepare.files.columns import Choice, check_num_nodes, id_of
+from lightning_gnn_dist.prepare.files.arrays import Carried, Choice, RowFiles, check_num_nodes, entries, id_of
 from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Inputs, NodeFiles, Told, Unpacked
 from lightning_gnn_dist.prepare.tables.columns import Columns
-from lightning_gnn_dist.prepare.tables.engine import ROW, Cells, Table, Work, numpy_of, quoted, told
-from lightning_gnn_dist.prepare.tables.ids import Ids, dtype_of, ids_of, no_ids, query_of, write_rows
+from lightning_gnn_dist.prepare.tables.engine import (
+    ROW,
+    Cells,
+    Ids,
+    Table,
+    Work,
+    dtype_of,
+    ids_of,
+    no_ids,
+    numpy_of,
+    query_of,
+    quoted,
+    told,
+    write_rows,
+)
 from lightning_gnn_dist.prepare.tables.reading import ENDS, ends_first, is_parquet, load
 
 NUM_NODES = "num_nodes"

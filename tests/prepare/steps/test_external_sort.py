@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lightning_gnn_dist.prepare.steps import external_sort
-from lightning_gnn_dist.prepare.steps.external_sort import (
+from lightning_gnn_dist.prepare.steps.edges import (
     BYTES_PER_KEY,
     cut_nodes,
     deal,
