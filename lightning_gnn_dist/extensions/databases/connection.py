@@ -25,6 +25,7 @@ from lightning_gnn_dist.extensions.databases.manifest import PLAIN, RELBENCH
 from lightning_gnn_dist.prepare.tables.engine import duckdb_for, literal, quoted, told
 
 IGNORE = "ignore"  # what is said of a table that is left out
+LITTLE = {"memory_limit": "500MB"}  # for what is only passed on
 DONE = ".copied"  # the mark of a copy that is whole: what was asked for
 TASK = re.compile(r"--\s*task:\s*(.+?)\s*$")
 WORD = re.compile(r"--\s?(\s*[\w-]+:.*)$")
@@ -151,7 +152,7 @@ class Source(ABC):
         columns = self.columns(query.sql, query.keys)
         listed = ", ".join(f"{sql} AS {quoted(name)}" for name, (sql, _) in columns.items())
         self.cursor.execute(f"SELECT {listed} FROM ({query.sql}\n) AS q")
-        with told(query.target), duckdb_for().connect() as db:
+        with told(query.target), duckdb_for().connect(config=LITTLE) as db:
             db.register("answer", self.cursor.fetch_record_batch())
             made = ", ".join(f"{sql} AS {quoted(name)}" for name, (_, sql) in columns.items())
             query.target.parent.mkdir(parents=True, exist_ok=True)
@@ -324,7 +325,7 @@ def _tables(source: Source, said: Mapping[str, Any]) -> tuple[dict[str, dict[str
             if target in of_all and len(mine) == 1 and theirs == [keys.get(target)]:
                 fkeys[mine[0]] = target
             else:
-                why = "that is no key of one column" if target in of_all else "that is not read"
+                why = "not by a key of one column" if target in of_all else "that is not read"
                 notes.append(f"{name}.{'/'.join(mine)} names rows of {target}, and {why}: it makes no edges.")
         spec = {"pkey": keys.get(name), "time_col": next(iter(source.times(name)), None), "fkeys": fkeys}
         spec |= said.get(name) or {}

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_gnn_dist.prepare.steps import external_sort
+from lightning_gnn_dist.prepare.steps import edges
 from lightning_gnn_dist.prepare.steps.edges import (
     BYTES_PER_KEY,
     cut_nodes,
@@ -34,8 +34,8 @@ def test_what_edges_carry_takes_room_too() -> None:
 
 
 def test_large_lists_have_larger_buckets_rather_than_countless(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external_sort, "KEYS_PER_BUCKET", 10)
-    monkeypatch.setattr(external_sort, "MAX_BUCKETS", 20)
+    monkeypatch.setattr(edges, "KEYS_PER_BUCKET", 10)
+    monkeypatch.setattr(edges, "MAX_BUCKETS", 20)
     assert 20 <= len(cut_nodes(DEGREES, 10**9, 0, 1 << 40)) <= 25
 
 
