@@ -10,13 +10,12 @@ import hashlib
 import os
 import re
 import shutil
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml  # type: ignore[import-untyped]  # its stubs are another package
 
@@ -31,15 +30,8 @@ TASK = re.compile(r"--\s*task:\s*(.+?)\s*$")
 WORD = re.compile(r"--\s?(\s*[\w-]+:.*)$")
 
 
-Keys = tuple[list[str], list[tuple[list[str], str, list[str]]]]
-
-
-class Query(NamedTuple):
-    """A question for the database, and where its answer is written, without the suffix."""
-
-    sql: str
-    target: Path
-    keys: Sequence[str] = ()  # columns of keys, which are words if they are decimals
+Keys = tuple[list[str], list[tuple[list[str], str, list[str]]]]  # the key; of others their columns, and what they name
+Columns = dict[str, tuple[str, str]]  # the SQL of each there, and DuckDB's of what comes
 
 
 @dataclass
@@ -113,8 +105,8 @@ def _yaml(text: str, path: Path) -> Any:
 
 
 @dataclass
-class Source(ABC):
-    """A database that is open.
+class Reader:
+    """Runs queries.
 
     Args:
         cursor: ADBC's.
@@ -127,39 +119,18 @@ class Source(ABC):
         self.cursor.execute(sql)
         return list(self.cursor.fetchall())
 
-    @abstractmethod
-    def begin(self) -> None:
-        """From here on all is read as it is now."""
-
-    @abstractmethod
-    def tables(self) -> list[str]:
-        """The names of all tables."""
-
-    @abstractmethod
-    def keys(self, table: str) -> Keys:
-        """The columns of the key, and for each foreign key its columns, and the table and columns that it names."""
-
-    @abstractmethod
-    def columns(self, sql: str, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
-        """The SQL of each column of a query, and that of DuckDB, which makes the same of an Arrow column."""
-
-    @abstractmethod
-    def times(self, table: str) -> list[str]:
-        """The columns of moments, then those of days."""
-
-    def copy(self, query: Query) -> None:
-        """Write what a query returns."""
-        columns = self.columns(query.sql, query.keys)
-        listed = ", ".join(f"{sql} AS {quoted(name)}" for name, (sql, _) in columns.items())
-        self.cursor.execute(f"SELECT {listed} FROM ({query.sql}\n) AS q")
-        with told(query.target), duckdb_for().connect(config=LITTLE) as db:
+    def write(self, sql: str, columns: Columns, target: Path) -> None:
+        """Write what a query returns as Parquet."""
+        listed = ", ".join(f"{cell} AS {quoted(name)}" for name, (cell, _) in columns.items())
+        made = ", ".join(f"{cell} AS {quoted(name)}" for name, (_, cell) in columns.items())
+        self.cursor.execute(f"SELECT {listed} FROM ({sql}\n) AS q")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with told(target), duckdb_for().connect(config=LITTLE) as db:
             db.register("answer", self.cursor.fetch_record_batch())
-            made = ", ".join(f"{sql} AS {quoted(name)}" for name, (_, sql) in columns.items())
-            query.target.parent.mkdir(parents=True, exist_ok=True)
-            db.execute(f"COPY (SELECT {made} FROM answer) TO {literal(f'{query.target}.parquet')} (FORMAT parquet)")
+            db.execute(f"COPY (SELECT {made} FROM answer) TO {literal(target)} (FORMAT parquet)")
 
 
-class SQLite(Source):
+class SQLite(Reader):
     """Cells have types of their own there: a column of other things than whole numbers comes as text, never empty.
 
     For the driver the first rows say what a column is, and they may be empty.
@@ -184,7 +155,7 @@ class SQLite(Source):
             each[2].extend([theirs] if theirs else self.keys(target)[0])
         return key, list(found.values())
 
-    def columns(self, sql: str, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+    def columns(self, sql: str, keys: Sequence[str]) -> Columns:
         self.cursor.execute(f"SELECT * FROM ({sql}\n) AS q LIMIT 0")
         names = [each[0] for each in self.cursor.description]
         held = ", ".join(f"group_concat(DISTINCT typeof({quoted(name)}))" for name in names)
@@ -209,7 +180,7 @@ class SQLite(Source):
         return moments + [name for name, kind in named if kind == "DATE"]
 
 
-class PostgreSQL(Source):
+class PostgreSQL(Reader):
     """The tables of the first schema that the connection looks into."""
 
     def begin(self) -> None:
@@ -232,7 +203,7 @@ class PostgreSQL(Source):
         key = [name for kind, mine, _, _ in found if kind == "p" for name in mine]
         return key, [(mine, of, theirs) for kind, mine, of, theirs in found if kind == "f"]
 
-    def columns(self, sql: str, keys: Sequence[str]) -> dict[str, tuple[str, str]]:
+    def columns(self, sql: str, keys: Sequence[str]) -> Columns:
         found = {}
         for each in self._schema(sql):
             cell, of_server, of_arrow = quoted(each.name), each.metadata[b"POSTGRESQL:type"], str(each.type)
@@ -254,6 +225,9 @@ class PostgreSQL(Source):
         return self.cursor.fetch_arrow_table().schema
 
 
+Source = SQLite | PostgreSQL
+
+
 def as_folder(connection: str, folder: Path, questions: Path | None = None) -> Path:
     """Copy the tables of a database into a folder, unless that was done before for the same questions.
 
@@ -271,15 +245,19 @@ def as_folder(connection: str, folder: Path, questions: Path | None = None) -> P
     with _opened(connection) as source:
         shutil.rmtree(draft, ignore_errors=True)
         (draft / "db").mkdir(parents=True)
+
+        def copy(sql: str, keys: Sequence[str], target: Path) -> None:
+            source.write(sql, source.columns(sql, keys), target)
+
         tables, notes = _tables(source, asked.said.get("tables") or {})
         for name, spec in tables.items():
             keys = [*filter(None, [spec.get("pkey")]), *spec.get("fkeys", {})]
             order = f" ORDER BY {quoted(spec['pkey'])}" if spec.get("pkey") else ""
-            source.copy(Query(f"SELECT * FROM {quoted(name)}{order}", draft / "db" / name, keys))
+            copy(f"SELECT * FROM {quoted(name)}{order}", keys, draft / "db" / f"{name}.parquet")
         for name, sql in asked.queries.items():
             task = asked.tasks.get(Path(name).parent.name, {})
             keys = [str(word) for key, word in task.items() if key.endswith("entity_col")]
-            source.copy(Query(_without_end(sql), draft / "tasks" / name, keys))
+            copy(_without_end(sql), keys, draft / "tasks" / f"{name}.parquet")
     for file in asked.files:
         target = draft / "tasks" / file.parent.name / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
