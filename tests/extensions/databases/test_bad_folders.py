@@ -7,7 +7,7 @@ import pytest
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.prepare.tables import features as features_module
+from lightning_gnn_dist.prepare.tables import columns as columns_module
 from tests.extensions.databases.folders import FILES, MANIFEST, TASK, write
 
 D, B, C, T, L = "database.yaml", "order.csv", "customer.csv", "tasks/stays/manifest.yaml", "tasks/stays/labels.csv"
@@ -128,7 +128,7 @@ def test_a_bad_folder_gets_one_sentence(files: dict[str, str | None], message: s
 
 
 def test_too_many_words_for_a_category(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features_module, "MOST", 100)
+    monkeypatch.setattr(columns_module, "MOST", 100)
     rows = "".join(f"k{n},name {n}\n" for n in range(102))
     told = MANIFEST.replace("{pkey: id}", "{pkey: id, columns: {name: category}}")
     source = write(tmp_path / "source", FILES | {"customer.csv": f"id,name\nb7,\na3,\nc1,\n{rows}", D: told})

@@ -10,7 +10,7 @@ from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.user_ids import class_names, user_ids
 from lightning_gnn_dist.prepare.kept import category_names
-from lightning_gnn_dist.prepare.tables import features
+from lightning_gnn_dist.prepare.tables import columns
 from lightning_gnn_dist.prepare.tables.engine import Problems
 
 NODES = """\
@@ -78,7 +78,7 @@ def test_many_different_words_are_text(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("most", [1_499, 1_500])
 def test_words_of_a_category_are_counted_one_by_one(most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "MOST", most)
+    monkeypatch.setattr(columns, "MOST", most)
     nodes = "id,name\n" + "".join(f"{at},name {at}\n" for at in range(1_500))
     refusal = pytest.raises(ValueError, match=r"'name' has more than 1,499 different words: say that it is text \(--as")
     with refusal if most < 1_500 else nullcontext():
