@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,6 +182,7 @@ class Table:
         types: The type of each column in DuckDB.
         is_typed: Whether types are those of the file: then texts are words. Those of a text are found out.
         check: Refuses lines that are no rows, given what runs statements where they were read.
+        lengths: Of several files the query of how many rows each has.
     """
 
     name: str
@@ -189,6 +190,7 @@ class Table:
     types: Mapping[str, str]
     is_typed: bool = True
     check: Callable[[Run], list[str]] = lambda run: []
+    lengths: Mapping[Path, str] = field(default_factory=dict)
 
 
 class Problems(ValueError):
@@ -278,9 +280,19 @@ class Work:
         if not cells:
             return
         ((count,),), (row, cell) = self.run(f"SELECT count(*) {rows}"), cells[0]
-        holds = f"is empty in row {row:,}" if cell is None else f"holds {cell!r} in row {row:,}"
-        more = f" (and in {count - 1:,} more, such as row {cells[1][0]:,})" if count > 1 else ""
+        place = self.place_of(table, row)
+        holds = f"is empty in row {place}" if cell is None else f"holds {cell!r} in row {place}"
+        more = f" (and in {count - 1:,} more, such as row {self.place_of(table, cells[1][0])})" if count > 1 else ""
         self.problems.append(f"{table.source}: column {column!r} {holds}{more}, {what}")
+
+    def place_of(self, table: Table, row: int) -> str:
+        """A row in words: its number, and of several files the one that it is in."""
+        for file, length in table.lengths.items():
+            ((count,),) = self.run(length)
+            if row <= count:
+                return f"{row:,} of {file}"
+            row -= count
+        return f"{row:,}"
 
     def check(self) -> None:
         """Refuse all that was noted."""

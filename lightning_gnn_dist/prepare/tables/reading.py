@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial
 from glob import glob, has_magic
 from io import TextIOWrapper
@@ -278,23 +279,27 @@ def load(work: Work, name: str, path: Path) -> Table:
         for column, kind in types.items()
     )
     if is_parquet(path):
+        rows_of = {file: f"read_parquet({literal(file)}, file_row_number = true)" for file in files_of(path)}
         queries, first = [], 0
-        for file in files_of(path):
-            rows = f"read_parquet({literal(file)}, file_row_number = true)"
+        for file, rows in rows_of.items():
             queries.append(f"SELECT {cells}, file_row_number + {first} AS {ROW} FROM {rows}")
             first += count_rows(file)
         query = " UNION ALL BY NAME ".join(queries)
     elif _kind(path) is TEXTS:
         copies = work.folder / name
         texts = [Text(file, _with_one_end(file, Path(f"{copies} {at}"))) for at, file in enumerate(files_of(path))]
-        rows = " UNION ALL BY NAME ".join(each.rows for each in texts)
+        rows_of = {text.path: f"({text.rows})" for text in texts}
+        rows = " UNION ALL BY NAME ".join(text.rows for text in texts)
         query = f"SELECT {cells}, row_number() OVER () - 1 AS {ROW} FROM ({rows})"
         check = partial(_bad_lines, texts)
     else:
+        rows_of = {file: _json(file) for file in files_of(path)}
         query = f"SELECT {cells}, row_number() OVER () - 1 AS {ROW} FROM {_json(path)}"
     with told(path):
         work.run(f"CREATE OR REPLACE VIEW {made} AS {query}")
-    return Table(made, path, types) if check is None else Table(made, path, types, is_typed=False, check=check)
+    lengths = {file: f"SELECT count(*) FROM {rows}" for file, rows in rows_of.items()} if len(rows_of) > 1 else {}
+    table = Table(made, path, types, lengths=lengths)
+    return table if check is None else replace(table, is_typed=False, check=check)
 
 
 def _with_one_end(path: Path, copy: Path) -> Path:
@@ -360,6 +365,8 @@ def _bad_lines(texts: Sequence[Text], run: Run) -> list[str]:
     rejected = "SELECT DISTINCT file_path, line, error_type, error_message FROM reject_errors JOIN reject_scans"
     found = run(f"{rejected} USING (scan_id, file_id) ORDER BY ALL LIMIT 3") if there else []
     for read, line, kind, message in [*found, *(odd for text in texts for odd in text.odd_lines(run))]:
+        if read not in of_read:
+            continue  # of another table, which has told it
         if "UNICODE" in kind or "ENCODING" in kind:
             told = "it is not in UTF-8: save the file again with that encoding"
         elif "COLUMNS" in kind:

@@ -12,6 +12,7 @@ import pytest
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 
 ROWS = [(n, (n * 7 + 1) % 50, n / 4) for n in range(50)] * 3
 HEADS = ("source", "target", "weight")
@@ -84,6 +85,25 @@ def test_words_in_a_part_of_the_edges_are_categories_of_all(tmp_path: Path) -> N
     write(tmp_path / "e1.csv", [(2, 0, "b")])
     prepare_graph(tmp_path / "e*.csv", tmp_path / "graph")
     assert sorted(Graph.open(tmp_path / "graph").edge_arrays["edge_weight"].tolist()) == [1, 2, 2]
+
+
+def test_a_shard_is_made_of_what_all_hosts_find_alike(tmp_path: Path) -> None:
+    parts = [write(tmp_path / f"{name}.csv", ROWS[:50]) for name in "ab"]
+    shard = OneShard(0, num_shards=2)
+    for source in (parts, "sqlite:///shop.db"):
+        with pytest.raises(
+            ValueError, match=r"name several by a pattern, .*and of a database prepare all, and divide it"
+        ):
+            prepare_graph(source, tmp_path / "graph", shard=shard)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "jsonl"])
+def test_an_error_names_the_file_and_its_row(kind: str, tmp_path: Path) -> None:
+    for at in range(3):
+        rows = [(n, 0, "7" if n != 5 or at != 1 else "seven") for n in range(30)]
+        write(tmp_path / f"e{at}.{kind}", rows)
+    with pytest.raises(ValueError, match=rf"column 'weight' holds 'seven' in row 6 of .*e1.{kind}, which is no number"):
+        prepare_graph(tmp_path / f"e*.{kind}", tmp_path / "graph")
 
 
 def test_what_a_pattern_names_is_checked(tmp_path: Path) -> None:
