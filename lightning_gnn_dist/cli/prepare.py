@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> None:
         is_rank = join_torchrun()
         shard = _shard_of_rank(options) if is_rank else _shard(options)
         source = options.source[0] if len(options.source) == 1 else options.source
-        given = {"source": source} | ({} if options.nodes is None else {"nodes": options.nodes})
+        given = {"source": source, "nodes": options.nodes}
         with as_files(options.out, given, options.task, is_whole=shard is None) as files:
             preparation = _preparation(options, files, shard)
             if is_rank:

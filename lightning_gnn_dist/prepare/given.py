@@ -37,7 +37,7 @@ def as_files(
         raise ValueError("Tasks are given apart (--task) for a database that is named by a connection: leave them out.")
     folder, found = out.absolute().parent / f".{out.name}.given", {}
     try:
-        for name, each in given.items():
+        for name, each in ((name, each) for name, each in given.items() if each is not None):
             if hasattr(each, "__arrow_c_stream__"):
                 found[name] = _of_frame(each, folder / f"{name}.parquet")
                 continue

@@ -199,9 +199,8 @@ def prepare_graph(
     """Turn files into a saved graph, or one shard of it, in bounded memory. The same call goes on after a kill.
 
     The graph is the one that ``Graph.from_pyg(...).save(out)`` writes, to the bit, and a shard the one that
-    :func:`save_shards` writes of that graph. It appears when it is complete; until then the work is in the folder
-    ``.<name>.preparing`` beside it. All hosts that make a shard must be given the same files and settings; if not,
-    ranks refuse to connect.
+    :func:`save_shards` writes of that graph. Until it is complete the work is in ``.<name>.preparing`` beside it. All
+    hosts that make a shard must be given the same files and settings; if not, ranks refuse to connect.
 
     Args:
         source: A ``Data`` or ``HeteroData`` that ``torch.save`` saved (``.pt``); a ``.npy`` of edges, of shape (2, E)
@@ -210,11 +209,9 @@ def prepare_graph(
             folder), ``y.npy``, ``train_mask.npy`` or ``train_idx.npy``, ... Of several types a folder with folders
             ``nodes`` and ``edges``: for each type a table, text or Parquet, or an ``.npz`` or folder of such arrays.
             Rows of nodes have an id; edges are called ``<source type>__<name>__<destination type>``. Where nodes are
-            arrays, their ids count from 0. Tables with keys: RelBench's folder, or one with a ``database.yaml``; or
-            the connection of a database, ``sqlite:///shop.db`` or ``postgresql://user@host/shop``. A table may be in
-            several files: a folder, a pattern (``edges/*.csv``), or a list of paths.
-        out: The directory to write. Of a shard the directory of the shards, of which this host gets ``shares.json`` and
-            its own shard.
+            arrays, their ids count from 0. Tables with keys: RelBench's folder, one with a ``database.yaml``, or a
+            connection, ``sqlite:///shop.db``. A table may be a pattern (``edges/*.csv``), or a list of files.
+        out: The directory to write. Of a shard that of all shards: this host gets ``shares.json`` and its own.
         shard: Which shard to write, a :class:`OneShard`, instead of the whole graph. Each host reads all files and
             keeps its own nodes and the edges into them. Without types, arrays of edges must be dropped.
         nodes: A table or frame of nodes with their ids, or a folder or ``.npz`` of arrays, for a graph without types.
@@ -227,9 +224,8 @@ def prepare_graph(
         drop: Names of arrays and columns to leave out.
         kinds: What columns of features are, ``{"zip": "category"}``, if not what their cells hold.
         float_labels: Accept a floating point ``y``, for regression.
-        memory_bytes: Bytes that this process may take, beside arrays of one entry per node (24 bytes per node, labels,
-            masks, times and ids). Below 256 MB, and for shards, those of reading, sorting and copying alone; with an
-            assignment 8 to 12 bytes per node more.
+        memory_bytes: Bytes that this process may take, beside 24 per node, labels, masks, times and ids. Below 256 MB,
+            and for shards, those of the work alone; with an assignment 8 to 12 bytes per node more.
         overwrite: Replace a saved graph.
         on_progress: Called with the name of the stage and the share of it that is done.
     """
@@ -237,11 +233,10 @@ def prepare_graph(
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     check_true_or_false(overwrite=overwrite)
     out, choice = check_folder("out", out), Choice(tuple(drop), named_kinds(kinds))
-    given = {"source": source} | ({} if nodes is None else {"nodes": nodes})
-    with as_files(out, given, tasks, is_whole=shard is None) as files:
-        edges, table = files["source"], files.get("nodes")
+    with as_files(out, {"source": source, "nodes": nodes}, tasks, is_whole=shard is None) as files:
         settings = undirected, time, reverse, split, seed, choice, float_labels, memory_bytes
-        Preparation(edges, out, shard, table, *settings).run(on_progress, overwrite=overwrite)
+        preparation = Preparation(files["source"], out, shard, files.get("nodes"), *settings)
+        preparation.run(on_progress, overwrite=overwrite)
 
 
 @dataclass(frozen=True)

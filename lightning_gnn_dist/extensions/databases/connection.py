@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -334,7 +333,10 @@ def _opened(connection: str) -> Iterator[Source]:
             )
         connection = f"file:{file}?mode=ro"
     try:
-        driver = import_module(f"adbc_driver_{'sqlite' if sqlite else 'postgresql'}.dbapi")
+        if sqlite:
+            from adbc_driver_sqlite import dbapi as driver
+        else:
+            from adbc_driver_postgresql import dbapi as driver  # type: ignore[no-redef]
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise ModuleNotFoundError(
