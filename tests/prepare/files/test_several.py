@@ -12,7 +12,7 @@ import pytest
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.extensions.shards.one_shard import OneShard
+from lightning_gnn_dist.prepare.portion import Portion
 
 ROWS = [(n, (n * 7 + 1) % 50, n / 4) for n in range(50)] * 3
 HEADS = ("source", "target", "weight")
@@ -89,7 +89,7 @@ def test_words_in_a_part_of_the_edges_are_categories_of_all(tmp_path: Path) -> N
 
 def test_a_shard_is_made_of_what_all_hosts_find_alike(tmp_path: Path) -> None:
     parts = [write(tmp_path / f"{name}.csv", ROWS[:50]) for name in "ab"]
-    shard = OneShard(0, num_shards=2)
+    shard = type("Shard", (Portion,), {"is_whole": False})()
     for source in (parts, "sqlite:///shop.db"):
         with pytest.raises(
             ValueError, match=r"name several by a pattern, .*and of a database prepare all, and divide it"
