@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lightning_gnn_dist.checks import check_path
+from lightning_gnn_dist.checks import check_path, shown
 from lightning_gnn_dist.graph.storage.npy import checksum_of
 from lightning_gnn_dist.prepare.steps.edges import MemoryTooSmall
 from lightning_gnn_dist.prepare.tables.engine import duckdb_for, literal
@@ -33,15 +33,20 @@ def as_files(
         tasks: The tasks of a database that is named by a connection.
         is_whole: Whether all of the graph is made: shards are made by several processes, of the same files.
     """
-    if tasks is not None and IS_CONNECTION not in str(given["source"]):
-        raise ValueError("Tasks are given apart (--task) for a database that is named by a connection: leave them out.")
+    of_tasks = None if tasks is None else check_path("tasks", tasks)
+    if of_tasks is not None and IS_CONNECTION not in str(given["source"]):
+        raise ValueError("tasks are given (--task) for a database that is named by a connection: leave them out.")
     folder, found = out.absolute().parent / f".{out.name}.given", {}
     try:
-        for name, each in ((name, each) for name, each in given.items() if each is not None):
+        for name, each in given.items():
+            if each is None and name == "nodes":
+                continue
             if hasattr(each, "__arrow_c_stream__"):
                 found[name] = _of_frame(each, folder / f"{name}.parquet")
                 continue
             paths = [check_path(name, path) for path in (each if isinstance(each, list | tuple) else [each])]
+            if isinstance(each, list | tuple) and not (paths and all(path.exists() for path in paths)):
+                raise FileNotFoundError(f"{name} must be a file, or a list of files that are there, got {shown(each)}.")
             is_connection = isinstance(each, str) and IS_CONNECTION in each
             if not is_whole and (is_connection or len(paths) > 1):
                 raise ValueError(
@@ -49,7 +54,6 @@ def as_files(
                     "and of a database prepare all, and divide it (lightning-gnn-dist divide)."
                 )
             if is_connection:
-                of_tasks = None if tasks is None else check_path("tasks", tasks)
                 found[name] = import_module(CONNECTIONS).as_folder(each, folder / name, of_tasks)
             else:
                 found[name] = paths[0] if len(paths) == 1 else _of_several(paths, folder / name)
@@ -77,7 +81,5 @@ def _of_several(paths: Sequence[Path], folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     for at, path in enumerate(paths):
-        if not path.exists():
-            raise FileNotFoundError(f"{path} does not exist.")
         (folder / f"{at:05}-{path.name}").symlink_to(path.absolute())
     return folder
