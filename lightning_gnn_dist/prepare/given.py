@@ -45,7 +45,7 @@ def as_files(
                 found[name] = _of_frame(each, folder / f"{name}.parquet")
                 continue
             paths = [check_path(name, path) for path in (each if isinstance(each, list | tuple) else [each])]
-            if isinstance(each, list | tuple) and not (paths and all(path.exists() for path in paths)):
+            if isinstance(each, list | tuple) and not (paths and all(path.is_file() for path in paths)):
                 raise FileNotFoundError(f"{name} must be a file, or a list of files that are there, got {shown(each)}.")
             is_connection = isinstance(each, str) and IS_CONNECTION in each
             if not is_whole and (is_connection or len(paths) > 1):
