@@ -126,7 +126,10 @@ def _listed(path: Path) -> str:
 
 def count_rows(path: Path) -> int:
     """How many rows there are; an estimate for text, from the length of some lines."""
-    return sum(map(_count_lines, files_of(path))) if is_text(path) else _of_footers(path, "sum(num_rows)", "file_")
+    if not is_text(path):
+        return _of_footers(path, "sum(num_rows)", "file_")
+    above = sum(heading_of(file).num_lines for file in files_of(path)) if _kind(path) is TEXTS else 0
+    return max(sum(map(_count_lines, files_of(path))) - above, 0)
 
 
 def _count_lines(path: Path) -> int:

@@ -198,7 +198,7 @@ class _EdgeTable:
         while is_open:
             write_rows(self.work, query_of(self.table, columns.cells, keys), self.table, folder, edges_of)
             is_open = columns.must_be_read_again()
-        if highest[0] < 0 and not self.work.problems:
+        if highest[0] < lowest[0] and not self.work.problems:  # no row was seen
             self.work.problems.append(f"{self.table.source} has no rows: leave the table out, or fill it.")
         for at, of_end in enumerate(counts):
             if lowest[at] < 0 or (of_end is not None and highest[at] >= of_end):

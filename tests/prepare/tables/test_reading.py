@@ -94,6 +94,7 @@ def test_sizes_are_known_beforehand(tmp_path: Path) -> None:
     path = write(tmp_path / "t.csv", "a,b,c\n" + "1,2,3\n" * 5000)
     assert columns_of(path) == ["a", "b", "c"]
     assert 4900 < count_rows(path) < 5100
+    assert count_rows(write(path, "a,b\n0,1\n1,2\n")) == count_rows(write(path, "0,1\n1,2\n")) == 2
 
 
 def test_rows_are_counted_where_lines_grow(tmp_path: Path) -> None:
