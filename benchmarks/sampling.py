@@ -25,7 +25,7 @@ from torch_geometric.nn import SAGEConv
 from torch_geometric.utils import trim_to_layer
 
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.batches import Batches, Deal
+from lightning_gnn_dist.batches.batches import Batches, Deal, Learning
 from lightning_gnn_dist.batches.pool import BufferPool, gather_rows
 from lightning_gnn_dist.batches.source import GraphSource, assemble
 from lightning_gnn_dist.engine.rng import permutation
@@ -259,7 +259,8 @@ def loader_of(
     graph: Graph, sampler: Sampler, seeds: Tensor, bulk_size: int, num_threads: int, num_batches: int = 10
 ) -> Batches:
     source = GraphSource(graph, sampler)
-    return Batches.of(source, Deal(seeds, num_batches, 0), bulk_size=bulk_size, num_threads=num_threads)
+    learning = Learning(source, Deal(seeds, num_batches, 0))
+    return Batches(lambda _: learning, num_batches, bulk_size=bulk_size, num_threads=num_threads)
 
 
 def consume(batches: Iterable[object]) -> None:

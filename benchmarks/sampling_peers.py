@@ -38,7 +38,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import NeighborLoader
 from torch_geometric.sampler import NodeSamplerInput
 
-from lightning_gnn_dist.batches.batches import Batches, Deal
+from lightning_gnn_dist.batches.batches import Batches, Deal, Learning
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -65,7 +65,8 @@ def our_ways(graph: Graph, seeds: Tensor) -> list[Way]:
     """As a step on blocks takes it, and with the ``edge_index`` that is made when somebody asks for it."""
     sampler, chunks = NeighborSampler(NUM_NEIGHBORS), seeds.chunk(NUM_BATCHES)
     deal = Deal(seeds, NUM_BATCHES, 0, shuffle=False)
-    loader = Batches.of(GraphSource(graph, sampler), deal, bulk_size=1, num_threads=0)
+    learning = Learning(GraphSource(graph, sampler), deal)
+    loader = Batches(lambda _: learning, NUM_BATCHES, bulk_size=1, num_threads=0)
 
     def samples() -> Iterator[Any]:
         return (sampler.sample_bulk(graph, [chunk], [BatchKey(0, 0, i)])[0] for i, chunk in enumerate(chunks))

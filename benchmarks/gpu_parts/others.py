@@ -9,7 +9,7 @@ from typing import Any
 from gpu_parts.common import DEVICE, Scale, least_seconds, made_graph, on_device, peak_since_last
 from gpu_parts.rows import Rows
 
-from lightning_gnn_dist.batches.batches import Batches, Deal
+from lightning_gnn_dist.batches.batches import Batches, Deal, Learning
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.source import GraphSource, stream_to
 from lightning_gnn_dist.engine.rng import permutation
@@ -34,13 +34,15 @@ def measure(rows: Rows, scale: Scale, _: Any) -> None:
 
     def evaluation(place: SampleOn) -> Iterable[Any]:
         source = source_on(place, graph, NeighborSampler([-1, -1]))
-        return Batches.of(source, Deal(seeds[: BATCHES * few], BATCHES, 0, shuffle=False), bulk_size=1)
+        learning = Learning(source, Deal(seeds[: BATCHES * few], BATCHES, 0, shuffle=False))
+        return Batches(lambda _: learning, BATCHES, bulk_size=1)
 
     def corrections(place: SampleOn) -> Iterable[Any]:
         return Corrections(GlobalBatches(source_on(place, graph, nodes), seeds, size, seed=0))
 
     def of_links(place: SampleOn) -> Iterable[Any]:
-        return Batches.of(source_on(place, graph, links, graph.num_edges), Deal(edges, BATCHES, 0), bulk_size=4)
+        learning = Learning(source_on(place, graph, links, graph.num_edges), Deal(edges, BATCHES, 0))
+        return Batches(lambda _: learning, BATCHES, bulk_size=4)
 
     for name, make in (
         (f"evaluation, {few} seeds with all neighbours of two hops", evaluation),
