@@ -50,7 +50,7 @@ def work_of(module: Any, in_ram: int, there: int, folder: Path | None = None, da
 
 def given(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a budget be as small as it is asked for."""
-    monkeypatch.setattr("lightning_gnn_dist.homes.settings.LEAST_BYTES", 1)
+    monkeypatch.setattr("lightning_gnn_dist.homes.run.LEAST_BYTES", 1)
 
 
 @pytest.mark.parametrize("place", PLACES)
