@@ -25,7 +25,6 @@ from lightning_gnn_dist.boundary.auto import Auto, boundary_of
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import (
-    MAX_INTEGER,
     check_at_least,
     check_at_least_if_given,
     check_below,
@@ -346,12 +345,9 @@ class GraphDataModule(LightningDataModule):
         They depend on the seed, the round and the rank alone, so that a resumed run sees the same ones. Of shards they
         are collective, and sliced.
         """
-        numbers = round_idx, start, 0 if stop is None else stop
-        if not all(type(number) is int and 0 <= number <= MAX_INTEGER for number in numbers):
-            check_at_least(0, round_idx=round_idx, start=start)
-            check_at_least_if_given(0, stop=stop)
-        if sliced is not True:
-            check_true_or_false(sliced=sliced)
+        check_at_least(0, round_idx=round_idx, start=start)
+        check_at_least_if_given(0, stop=stop)
+        check_true_or_false(sliced=sliced)
         if not sliced and self.shards_path is not None:
             raise ValueError(
                 'Correction(way="rank0") computes a batch of the whole graph on one rank, and no rank can '
@@ -367,12 +363,9 @@ class GraphDataModule(LightningDataModule):
         With ``of="graph"`` these are also the round's first correction batches. With ``start``, the number of training
         batches before the round, the part is that of the batch that follows; without, it is the running part.
         """
-        numbers = round_idx, 0 if start is None else start
-        if not all(type(number) is int and 0 <= number <= MAX_INTEGER for number in numbers):
-            check_at_least(0, round_idx=round_idx)
-            check_at_least_if_given(0, start=start)
-        if type(of) is not str or of not in ("part", "graph"):
-            check_choice("of", of, Scope)
+        check_at_least(0, round_idx=round_idx)
+        check_at_least_if_given(0, start=start)
+        check_choice("of", of, Scope)
         if of == "graph":
             return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
         if start is not None and self._train_batches is not None:
