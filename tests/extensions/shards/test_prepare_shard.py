@@ -6,6 +6,7 @@ import os
 import re
 import signal
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -273,14 +274,20 @@ def test_types_and_what_edges_carry_are_dealt_too(tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == contents(tmp_path / "expected")
 
 
-def killed(rank: int, world_size: int, unequal_source: Path, at: str) -> str:
-    """Rank 1 is killed at a stage; return the error of the others."""
-    join(rank, world_size)
+def killing(rank: int, at: str) -> Callable[[str, float], None]:
+    """Kills rank 1 when it tells of a stage."""
 
     def on_progress(stage: str, share: float) -> None:
         if rank == 1 and stage == at:
             os.kill(os.getpid(), signal.SIGKILL)
 
+    return on_progress
+
+
+def killed(rank: int, world_size: int, unequal_source: Path, at: str) -> str:
+    """Rank 1 is killed at a stage; return the error of the others."""
+    join(rank, world_size)
+    on_progress = killing(rank, at)
     replace = store.replace
 
     def renaming(*paths: Path) -> None:
@@ -368,11 +375,7 @@ def test_the_command_is_started_by_torchrun(unequal_source: Path, tmp_path: Path
 def cut(rank: int, world_size: int, unequal_source: Path, at: str) -> None:
     """Rank 1 is killed at a stage."""
     join(rank, world_size)
-
-    def on_progress(stage: str, share: float) -> None:
-        if rank == 1 and stage == at:
-            os.kill(os.getpid(), signal.SIGKILL)
-
+    on_progress = killing(rank, at)
     for name, partitioner in (("random", RandomPartitioner()), ("stream", StreamingPartitioner(passes=2))):
         own, out = OneShard(rank, world_size, partitioner, together=True), unequal_source.parent / name
         with contextlib.suppress(RuntimeError, FileExistsError):
