@@ -16,6 +16,7 @@ import torch
 
 from lightning_gnn_dist.checks import aligned, in_bytes
 from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
+from lightning_gnn_dist.cli.values import check_free
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.prepare.files.arrays import SPLITS, Choice
@@ -43,8 +44,7 @@ def run(options: argparse.Namespace) -> None:
             if is_rank:
                 _with_others(preparation, options)
                 return
-            if preparation.target.exists() and not options.overwrite:
-                raise FileExistsError(f"{preparation.target} exists already: choose another path, or add --overwrite.")
+            check_free(preparation.target, overwrite=options.overwrite)
             _estimate(preparation)
             with _stages() as on_progress:
                 prepared = preparation.run(on_progress, overwrite=options.overwrite, on_columns=_tell_columns)

@@ -6,6 +6,7 @@ import argparse
 from importlib import import_module
 
 from lightning_gnn_dist.cli.partitioners import partition_of, sizes_of
+from lightning_gnn_dist.cli.values import check_free
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.store import check_target, holds_split
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY
@@ -18,8 +19,7 @@ def run(options: argparse.Namespace) -> None:
     try:
         if holds_split(options.graph):
             raise ValueError(f"{options.graph} holds a split of edges, and a graph is needed: reorder that one.")
-        if options.output.exists() and not options.overwrite:
-            raise FileExistsError(f"{options.output} exists already: choose another path, or add --overwrite.")
+        check_free(options.output, overwrite=options.overwrite)
         check_target(options.output, overwrite=options.overwrite)
         graph = Graph.open(options.graph)
         partition = partition_of(options, graph, options.chunks)

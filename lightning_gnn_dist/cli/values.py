@@ -15,6 +15,12 @@ LEAST_MEMORY = 1_000_000  # with less, files are read a few thousand edges at a 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
+def check_free(path: Path, *, overwrite: bool) -> None:
+    """Refuse to write where something is, unless that may be replaced."""
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists already: choose another path, or add --overwrite.")
+
+
 def positive(text: str) -> int:
     """An integer of at least 1."""
     return _at_least(1, text)

@@ -128,7 +128,7 @@ def test_the_command_says_what_it_wrote(tmp_path: Path, capsys: pytest.CaptureFi
     order = ["reorder", str(tmp_path / "graph"), str(tmp_path / "ordered"), "--chunks", "8"]
     main([*order, "--partitioner", "random"])
     assert "8 chunks of 37 to 38 nodes" in capsys.readouterr().out
-    with pytest.raises(SystemExit, match=r"reorder: .*ordered exists already"):
+    with pytest.raises(SystemExit, match=r"reorder: .*ordered exists already: .* add --overwrite"):
         main(order)
     with pytest.raises(SystemExit, match="is not a saved graph"):
         main(["reorder", str(tmp_path), str(tmp_path / "b")])
