@@ -97,7 +97,7 @@ def is_number(value: object) -> bool:
 def make_plain(settings: Any) -> None:
     """Turn NumPy numbers in a frozen dataclass into Python's: small NumPy types overflow when multiplied."""
     for field in dataclasses.fields(settings):
-        if isinstance(value := getattr(settings, field.name), np.number):
+        if field.init and isinstance(value := getattr(settings, field.name), np.number):
             object.__setattr__(settings, field.name, value.item())
 
 

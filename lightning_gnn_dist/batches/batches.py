@@ -64,7 +64,7 @@ class Deal:
     place: int = 0
     num_places: int = 1
     _orders: dict[int, Tensor] = field(default_factory=dict, init=False)
-    _num_all: int = field(init=False)  # the seeds of a pass, of all who deal them
+    num_all: int = field(init=False)  # the seeds of a pass, of all who deal them
 
     def __post_init__(self) -> None:
         check_at_least(1, num_batches=self.num_batches)
@@ -74,24 +74,20 @@ class Deal:
         refuse_repeated(self.seeds)
         if self.seeds.numel() == 0:
             raise NoSeedsError("There are no seeds to make batches of: is the mask that marks them all false?")
-        self._num_all = self.seeds.numel() if self.num_taken is None else self.num_taken
+        self.num_all = self.seeds.numel() if self.num_taken is None else self.num_taken
 
     @property
     def num_seeds(self) -> int:
         """The seeds of a pass that this one learns from."""
         if self.num_places == 1:
-            return self._num_all
+            return self.num_all
         own = range(self.place, self.num_batches * self.num_places, self.num_places)
-        return sum(self.size(batch) for batch in own if batch < self._num_all)
+        return sum(self.size(batch) for batch in own if batch < self.num_all)
 
     def key(self, number: int) -> BatchKey:
         """Return the key of a batch of the stream. Its batch is the number among those of all who deal the seeds."""
         epoch, batch = divmod(number, self.num_batches)
         return BatchKey(self.seed, epoch, batch * self.num_places + self.place)
-
-    def repeats(self, batch: int) -> bool:
-        """Return whether a batch has nothing of its own to learn from."""
-        return batch >= self._num_all
 
     def size(self, batch: int) -> int:
         """Return the number of seeds of a batch."""
@@ -104,7 +100,7 @@ class Deal:
         return self._order(key.epoch, order_of)[places] if self.shuffle else places
 
     def _slice(self, batch: int) -> slice:
-        count, num_batches = self._num_all, self.num_batches * self.num_places
+        count, num_batches = self.num_all, self.num_batches * self.num_places
         if count < num_batches:
             begin = batch % count
             return slice(begin, begin + 1)
@@ -260,9 +256,13 @@ class Batches:
         self.position = begin + len(self)
         begin = 0 if self._passes.overfits else begin
         start, stop = begin + self._done, begin + len(self)
+        until = stop  # where passes of the same part end that will follow, as far as it is known
+        if not self._passes.overfits and self._passes.num_used() >= len(self):
+            until += len(self) * int(min(self._passes.num_left(), MOST_PASSES))
+            until = min(until, self.end_of_phase(stop - 1) or until)
         while start < stop:
             end = min(stop, self.end_of_phase(start) or stop)
-            for batch in self.between(start, end, self._known_after(stop)):
+            for batch in self.between(start, end, until):
                 self._done += 1
                 yield batch
             start = end
@@ -330,13 +330,6 @@ class Batches:
             self._learning[1].source.close()
         self._learning = None
 
-    def _known_after(self, stop: int) -> int:
-        """Return until where passes of the same part will follow one that ends at ``stop``, as far as it is known."""
-        if self._passes.overfits or self._passes.num_used() < len(self):
-            return stop
-        until = stop + len(self) * int(min(self._passes.num_left(), MOST_PASSES))
-        return min(until, self.end_of_phase(stop - 1) or until)
-
     def end_of_phase(self, number: int) -> int | None:
         """Return the number of the first batch of the phase after that of batch ``number``, None if it stays."""
         return None if self._every is None else (self.phase_of(number) + 1) * self._every * self._num_batches
@@ -349,27 +342,24 @@ class Batches:
             if run.at == start and stop is not None and stop in run.stops and run.is_open:
                 return run
             self._end(run)
-        run = self._begun(learning, start, stop, until)
-        run.deal, run.at = learning.deal, start
-        self._runs.append(run)
-        return run
-
-    def _begun(self, learning: Learning, start: int, stop: int | None, until: int) -> Ahead:
         source, prefetch = learning.source, self._prefetch
         num_threads = min(self._num_threads, source.depth(prefetch), *([1] if source.is_remote else []))
         numbers = count(start) if stop is None else range(start, stop)
         bulks = chunks_of(numbers, self._bulk_size, grows=source.is_remote and num_threads > 0)
-        if not source.is_remote:
+        if source.is_remote:
+            stops = range(0) if stop is None or not num_threads else range(stop, until + 1, len(self))
+            later = (chunks_of(range(end - len(self), end), self._bulk_size) for end in stops[1:])
+            asked = (asked_of(learning, bulk) for bulk in chain(bulks, *later))
+            run = made_in_turn(source, asked, num_threads, lambda: source.depth(prefetch))
+            run.stops = stops
+        else:
 
             def make(bulk: list[int]) -> MadeBulk:  # runs in several threads at once
                 return len(bulk), source.make(*asked_of(learning, bulk))
 
-            return Ahead(make, bulks, num_threads, lambda: source.depth(prefetch))
-        stops = range(0) if stop is None or not num_threads else range(stop, until + 1, len(self))
-        later = (chunks_of(range(end - len(self), end), self._bulk_size) for end in stops[1:])
-        asked = (asked_of(learning, bulk) for bulk in chain(bulks, *later))
-        run = made_in_turn(source, asked, num_threads, lambda: source.depth(prefetch))
-        run.stops = stops
+            run = Ahead(make, bulks, num_threads, lambda: source.depth(prefetch))
+        run.deal, run.at = learning.deal, start
+        self._runs.append(run)
         return run
 
     def _next_of(self, run: Ahead, stop: int | None) -> SampledData:
@@ -398,7 +388,7 @@ class Batches:
         """Return a batch of the source as it is handed out, with its weights."""
         if self._dtype is not None:
             batch = in_type(batch, self._dtype)
-        if self._weigh is not None and deal.repeats(deal.key(number).batch):
+        if self._weigh is not None and deal.key(number).batch >= deal.num_all:  # it has nothing of its own to learn
             batch.is_filler = True
             batch.coverage = torch.zeros(batch.num_nodes, device=device_of_batch(batch))
         elif self._weigh == "batch":

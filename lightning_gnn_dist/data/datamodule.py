@@ -84,7 +84,7 @@ class GraphDataModule(LightningDataModule):
         self._tasks = [task] if judging is None else [task, judging]
         super().__init__()
         settings = self._running.settings
-        self.sampler, self.batch_size, self.loading = settings.of_parts(), settings.batch_size, settings.loading
+        self.sampler, self.batch_size, self.loading = settings.training_sampler, settings.batch_size, settings.loading
         self.evaluation, self.global_batching = settings.evaluation, settings.global_batching
         self.predicted: Tensor | None = None  # nodes of the graph; None is all
         self._loaders: list[Batches] = []
@@ -132,7 +132,7 @@ class GraphDataModule(LightningDataModule):
         """Says whether figures of evaluations are those of the whole graph."""
         settings = self._running.settings
         probes = self._judging.probes and settings.evaluation.probe and settings.evaluates_whole_rows
-        return Exactness(settings.of_parts(), settings.evaluation.sampler, probes=probes)
+        return Exactness(settings.training_sampler, settings.evaluation.sampler, probes=probes)
 
     def __str__(self) -> str:
         # Lightning's own would take every loader apart.
@@ -259,19 +259,17 @@ class GraphDataModule(LightningDataModule):
         guard_plain_ddp(self.trainer)
         holder, size = self._home.holder, self._task.num_batches()  # later others may be
         is_cut, coverage = self._home.is_cut, self.coverage
-        parts, passes = (
-            self._home.parts(),
-            Passes(
-                num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
-                num_left=lambda: passes_left(self.trainer, size * self._home.turns()),
-                overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
-            ),
+        parts = self._home.parts()
+        passes = Passes(
+            num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
+            num_left=lambda: passes_left(self.trainer, size * parts.turns),
+            overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
         )
         self._train_batches = Batches(
-            lambda phase: self._learning(parts(phase), size, holder),
+            lambda phase: self._learning(parts.at(phase), size, holder),
             size,
-            every=self._home.every() if is_cut else None,
-            turns=self._home.turns(),
+            every=parts.every,
+            turns=parts.turns,
             weigh="batch" if is_cut and coverage is not None and coverage.level == "batch" else "node",
             passes=passes,
             **self._running.options_of_batches,
@@ -430,7 +428,7 @@ class GraphDataModule(LightningDataModule):
     def _global_batches(self) -> GlobalBatches:
         if self._global is None:
             size = self.global_batching.batch_size or self.batch_size * self._running.num_ranks
-            source = self._home.whole_source(self._task.across(self._running.settings.of_corrections()))
+            source = self._home.whole_source(self._task.across(self._running.settings.correction_sampler))
             bulk_size = self.loading.bulk_size if source.is_remote else 1  # one question for many batches
             in_background = self.loading.num_threads > 0
             more = self._running.dtype, self._task.has_inputs, in_background, lambda: passes_left(self.trainer) > 0

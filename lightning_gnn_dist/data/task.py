@@ -88,7 +88,7 @@ def evaluation_of(judged: Judged, home: GraphAccess, exactness: Exactness, data:
         lambda: num_batches == 1 and num_ranks == 1 and costs.is_whole_graph(evaluated.nodes),
         run.dtype,
     )
-    look, num_hops = partial(exactness.look, run.trainer, outlook), run.settings.of_parts().num_hops
+    look, num_hops = partial(exactness.look, run.trainer, outlook), run.settings.training_sampler.num_hops
     make = partial(EvaluationLoader, num_hops, look, rows, judged.targets)
     share, places = (replace(evaluated, ids=ids).share(costs.place) for ids in (judged.ids, range(count)))
     how = run.options_of_batches
@@ -219,7 +219,7 @@ class NodeTask(Task):
     def seeds_and_source(self, part: Graph) -> tuple[Tensor, BatchSource]:
         seeds = self.own_seeds(part)
         self.values.of_training(part, seeds)
-        return self.home.training_source(part, seeds, self.home.running.settings.of_parts())
+        return self.home.training_source(part, seeds, self.home.running.settings.training_sampler)
 
     def seeds_around(self, part: Graph) -> Tensor:
         home, hops = self.home, self.home.boundary.seed_hops

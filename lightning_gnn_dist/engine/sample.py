@@ -147,23 +147,26 @@ class Scratch:
     """
 
     def __init__(self, dtype: npt.DTypeLike, kinds: npt.DTypeLike) -> None:
-        self.dtype, self.kinds = np.dtype(dtype), np.dtype(kinds)
+        self.dtype, self.kinds, self.capacity = np.dtype(dtype), np.dtype(kinds), 0
         self.reserve(1 << 14)
         self._entries: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
         self._epoch = 1
 
     def reserve(self, entries: int) -> None:
-        """Make room for a batch of ``entries`` seeds and edges, and a quarter more."""
-        size = entries + entries // 4
+        """Make room for so many seeds and edges of a batch, and a quarter more; refuse more than ``MAX_ENTRIES``."""
+        if entries <= self.capacity:
+            return
+        if entries > MAX_ENTRIES:
+            raise ValueError(
+                f"A batch may have {MAX_ENTRIES} edges, but this one needs at least {entries}. "
+                "Use fewer seeds a batch, or a limit instead of -1 in num_neighbors."
+            )
+        self.capacity = size = entries + entries // 4
         longs: list[Array] = [np.empty(size + AT_ONCE, np.int64) for _ in range(4)]  # starts have one more
         starts, positions, first, degree = longs
         nodes, columns = np.empty(size, self.dtype), np.empty(size, self.dtype)
         weights, kinds = np.empty(size, np.float32), np.empty(size + RUN, self.kinds)
         self.work = Work(nodes, starts, positions[:size], columns, first, degree, weights, kinds)
-
-    @property
-    def capacity(self) -> int:
-        return len(self.work.positions)
 
     def open_table(self, num_nodes: int, times: int) -> Table:
         """A table without valid entries, for a batch of a graph with ``num_nodes`` nodes.
@@ -222,8 +225,7 @@ def sample_hops(
     """
     kinds = graph.types.edge_type.numpy().dtype
     scratch = scratch_of_thread(graph.indices.numpy().dtype if num_names is None else np.int64, kinds)
-    if seeds.numel() > scratch.capacity:
-        reserve(scratch, seeds.numel())
+    scratch.reserve(seeds.numel())
     num_nodes, num_edges = np.zeros((2, num_hops + 1), np.int64)
     csr = csr_of(graph)
     while True:
@@ -231,7 +233,7 @@ def sample_hops(
         needed = kernel(csr, seeds.numpy(), *settings, scratch.work, table, num_nodes, num_edges)
         if needed <= scratch.capacity:
             break
-        reserve(scratch, needed)
+        scratch.reserve(needed)
     if needed == REPEATED_SEED:
         refuse_repeated(seeds)
     if needed == DAMAGED:
@@ -280,17 +282,6 @@ def _kinds_of(graph: Graph, work: Work, drawn: Sample) -> Tensor:
     if len(graph.types.edge_types) == 1:
         kinds[:] = 0  # a kernel notes none
     return torch.from_numpy(kinds)
-
-
-def reserve(scratch: Scratch, entries: int) -> None:
-    """Give the scratch room for ``entries`` seeds and edges, and refuse more than ``MAX_ENTRIES``."""
-    if entries > MAX_ENTRIES:
-        raise ValueError(
-            f"A batch may have {MAX_ENTRIES} edges, but this one needs at least {entries}. "
-            "Use fewer seeds a batch, or a limit instead of -1 in num_neighbors."
-        )
-    if entries > scratch.capacity:
-        scratch.reserve(entries)
 
 
 def edge_types_of(types: GraphTypes) -> Array:

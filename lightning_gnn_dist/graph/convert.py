@@ -29,6 +29,7 @@ EDGE_IDS = "e_id"
 MASKS = ("train_mask", "val_mask", "test_mask")
 SPLITS = {"train_idx": "train_mask", "val_idx": "val_mask", "valid_idx": "val_mask", "test_idx": "test_mask"}
 ROWS_AT_ONCE = 1 << 16
+NUMBERS_AT_ONCE = 1 << 22  # bounds what is read of a memory map at a time
 BYTES_PER_NODE = 24  # while rows are counted
 MAX_NODES = 3_037_000_499  # whose square is below 2**63, so that an edge is one number
 RESERVED = {  # what batches write themselves, and what PyG's Data counts
@@ -78,14 +79,32 @@ def distinct_ids(name: str, value: object, count: int) -> Tensor:
 
 
 def with_masks(tensors: Mapping[str, Tensor], num_nodes: int) -> dict[str, Tensor]:
-    """The arrays of nodes, with a mask in the place of each split that is given by ids."""
+    """The arrays of nodes, with a mask in the place of each split by ids, which is refused if its ids are none."""
     arrays: dict[str, Tensor] = {}
-    for name, value in tensors.items():
-        if name in SPLITS:
-            own = arrays.get(SPLITS[name], tensors.get(SPLITS[name]))
-            arrays[SPLITS[name]] = mask_of(name, value, num_nodes, own)
-        else:
-            arrays[name] = value.contiguous()
+    for name, ids in tensors.items():
+        if name not in SPLITS:
+            arrays[name] = ids.contiguous()
+            continue
+        check_ids(f"data.{name}", ids)
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
+            raise ValueError(
+                f"{name} must hold ids of nodes, in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}."
+            )
+        mask = torch.zeros(num_nodes, dtype=torch.bool)
+        mask[ids.to(torch.int64)] = True
+        if ids.numel() > int(mask.sum()):  # a mask, and each pass of training and evaluation, has a node once
+            raise ValueError(
+                f"data.{name} lists {ids.numel()} nodes and names {int(mask.sum())}, some of them repeatedly, and a "
+                f"pass has each once: give data.{name}.unique(). To learn more from some nodes, weigh their losses, by "
+                "class or by an array of nodes such as data.loss_weight, of which batches have the rows."
+            )
+        own = arrays.get(SPLITS[name], tensors.get(SPLITS[name]))
+        if own is not None and not (own.shape == mask.shape and own.cpu().equal(mask)):
+            raise ValueError(
+                f"data.{name} names {int(mask.sum())} nodes, and data.{SPLITS[name]} marks others: keep one of them, "
+                f"as by `del data.{name}`."
+            )
+        arrays[SPLITS[name]] = mask
     return arrays
 
 
@@ -94,47 +113,24 @@ def is_of_edges(name: str) -> bool:
     return name.startswith("edge_") or name == EDGE_IDS
 
 
-def mask_of(name: str, ids: Tensor, num_nodes: int, own: Any) -> Tensor:
-    """The mask of a split that is given by the ids of its nodes; refuse one that the ``own`` mask contradicts."""
-    check_ids(f"data.{name}", ids)
-    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < num_nodes:
-        raise ValueError(
-            f"{name} must hold ids of nodes, in [0, {num_nodes}), got {int(ids.min())} to {int(ids.max())}."
-        )
-    mask = torch.zeros(num_nodes, dtype=torch.bool)
-    mask[ids.to(torch.int64)] = True
-    if ids.numel() > int(mask.sum()):  # a mask, and each pass of training and evaluation, has a node once
-        raise ValueError(
-            f"data.{name} lists {ids.numel()} nodes and names {int(mask.sum())}, some of them repeatedly, and a pass "
-            f"has each once: give data.{name}.unique(). To learn more from some nodes, weigh their losses, by class or "
-            "by an array of nodes such as data.loss_weight, of which batches have the rows."
-        )
-    if isinstance(own, Tensor) and not (own.shape == mask.shape and own.cpu().equal(mask)):
-        raise ValueError(
-            f"data.{name} names {int(mask.sum())} nodes, and data.{SPLITS[name]} marks others: keep one of them, as by "
-            f"`del data.{name}`."
-        )
-    return mask
-
-
-def without_unlabelled(arrays: dict[str, Tensor], of: str = "the graph") -> dict[str, Tensor]:
-    """The arrays with masks that leave out nodes whose label is NaN in every column: NaN stands for no label.
-
-    ``of`` says in words what these are arrays of.
-    """
-    y = arrays.get("y")
-    if y is None or not y.is_floating_point() or y.dim() == 0:
-        return arrays
-    return without_nodes(arrays, is_unlabelled(y), of)
-
-
 def is_unlabelled(y: Tensor) -> Tensor:
     """Which rows of labels are NaN in every column."""
     return y.isnan().reshape(len(y), -1).all(1)
 
 
-def without_nodes(arrays: dict[str, Tensor], without: Tensor, of: str) -> dict[str, Tensor]:
-    """The arrays with masks that leave out nodes without a label, and a warning that counts them."""
+def without_unlabelled(
+    arrays: dict[str, Tensor], of: str = "the graph", without: Tensor | None = None
+) -> dict[str, Tensor]:
+    """The arrays with masks that leave out nodes whose label is NaN in every column: NaN stands for no label.
+
+    A warning counts them. ``of`` says in words what these are arrays of, and ``without`` which nodes are left out, if
+    ``y`` is not here to tell.
+    """
+    y = arrays.get("y")
+    if without is None:
+        if y is None or not y.is_floating_point() or y.dim() == 0:
+            return arrays
+        without = is_unlabelled(y)
     masks = [name for name in MASKS if name in arrays]
     unlabelled = {name: int((arrays[name] & without).sum()) for name in masks}
     if found := [f"{count:,} nodes of {name}" for name, count in unlabelled.items() if count]:
@@ -204,19 +200,14 @@ def check_arrays(arrays: dict[str, Tensor], *, check_features: bool, float_label
 
 def check_masks(arrays: Mapping[str, Tensor]) -> None:
     """Refuse masks that are not one boolean per node."""
-    for name, array in arrays.items():
-        if name.endswith("_mask"):
-            check_mask(name, array)
-
-
-def check_mask(name: str, mask: Tensor) -> None:
-    """Refuse a mask that is not one boolean per node."""
-    if mask.dtype != torch.bool:
-        raise ValueError(f"{name} must be boolean, got {mask.dtype}: data.{name} = data.{name}.bool().")
-    if mask.dim() != 1:
-        raise ValueError(
-            f"{name} has shape {tuple(mask.shape)}, one column per split: choose one, data.{name} = data.{name}[:, 0]."
-        )
+    for name, mask in masks_of(arrays).items():
+        if mask.dtype != torch.bool:
+            raise ValueError(f"{name} must be boolean, got {mask.dtype}: data.{name} = data.{name}.bool().")
+        if mask.dim() != 1:
+            shape = tuple(mask.shape)
+            raise ValueError(
+                f"{name} has shape {shape}, one column per split: choose one, data.{name} = data.{name}[:, 0]."
+            )
 
 
 def warn_of_overlaps(arrays: Mapping[str, Tensor]) -> None:
@@ -265,18 +256,34 @@ def check_scales(arrays: Mapping[str, Tensor]) -> None:
             )
 
 
+def first_bad(array: Tensor | None) -> int | None:
+    """The first row with a number that is not finite, or None. One pass, in pieces."""
+    if array is None or not (array.is_floating_point() or array.is_complex()) or not array.numel():
+        return None
+    rows = max(1, NUMBERS_AT_ONCE * len(array) // array.numel())
+    for start in range(0, len(array), rows):
+        piece = array[start : start + rows]
+        if not bool(piece.sum().isfinite()):  # a sum keeps NaN and infinity, and is as fast as memory
+            bad = ~piece.isfinite().reshape(len(piece), -1).all(1)  # none, if large numbers have overflowed the sum
+            if bool(bad.any()):
+                return start + int(bad.nonzero()[0])
+    return None
+
+
 def check_finite(x: Tensor, first: int = 0, *, name: str = "x", row: str = "node") -> None:
     """Refuse NaN and infinity. The error calls a row a ``row``, such as ``"node"``, and numbers them from ``first``."""
-    if not (x.is_floating_point() or x.is_complex()):
+    if (at := first_bad(x)) is None:
         return
-    for start in range(0, len(x), ROWS_AT_ONCE):
-        rows = x[start : start + ROWS_AT_ONCE]
-        if not bool(torch.isfinite(rows).all()):
-            at = first + start + int((~torch.isfinite(rows.reshape(len(rows), -1))).any(1).nonzero()[0])
-            raise ValueError(
-                f"{name} holds NaN or infinite values (the first at {row} {at}): replace them, for instance by "
-                f"torch.nan_to_num({name})." + _unless_of_edges(name, x, row)
-            )
+    otherwise = ""
+    if row == "edge" and name != "edge_weight":
+        if bool(x.isnan().any()):
+            otherwise = " If NaN stands for no label, Graph.from_pyg(data, check_features=False) lets it in."
+        if x.dim() == 1:
+            otherwise += f" If these are times, {without_time(row)}: 0 may lie before them, and would be seen."
+    raise ValueError(
+        f"{name} holds NaN or infinite values (the first at {row} {first + at}): replace them, for instance by "
+        f"torch.nan_to_num({name}).{otherwise}"
+    )
 
 
 def check_time(arrays: Mapping[str, Tensor], time: str | None, row: str) -> None:
@@ -294,15 +301,6 @@ def check_time(arrays: Mapping[str, Tensor], time: str | None, row: str) -> None
 def without_time(row: str) -> str:
     """What to do with a ``row`` that has no time, such as ``"edge"``."""
     return f"leave the {row} out, or give it a time later than those of all seeds"
-
-
-def _unless_of_edges(name: str, x: Tensor, row: str) -> str:
-    """What to do instead with edges whose labels or times hold NaN or infinity."""
-    if row != "edge" or name == "edge_weight":
-        return ""
-    labels = " If NaN stands for no label, Graph.from_pyg(data, check_features=False) lets it in."
-    times = f" If these are times, {without_time(row)}: 0 may lie before them, and would be seen."
-    return (labels if bool(x.isnan().any()) else "") + (times if x.dim() == 1 else "")
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

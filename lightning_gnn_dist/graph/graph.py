@@ -92,7 +92,6 @@ class Graph:
         fingerprint: str | None = None,
         node_arrays: Mapping[str, Tensor] | None = None,
     ) -> None:
-        check_form(indptr, indices)
         self.indptr = indptr
         self.indices = indices
         self.path = None if path is None else check_path("path", path)
@@ -155,6 +154,7 @@ class Graph:
         """Build a graph from a list of edges, shape (2, E): ``edge_index[0]`` sends to ``edge_index[1]``."""
         check_arrays_if_given(node_arrays=node_arrays, edge_arrays=edge_arrays)
         convert.check_num_nodes(num_nodes)
+        convert.check_pairs(edge_index)
         nodes = {OneType.node_types[0]: NodeTable(int(num_nodes), node_arrays or {})}
         edges = {OneType.edge_types[0]: EdgeTable(edge_index, edge_arrays or {})}
         convert.check_names(node_arrays or {}, edge_arrays or {}, allowed=("n_id",))
@@ -244,7 +244,7 @@ class Graph:
                 "before Graph.from_pyg(data)"
                 + (", or leave validation out, Trainer(limit_val_batches=0)." if name == "val" else ".")
             )
-        convert.check_mask(f"{name}_mask", mask)
+        convert.check_masks({f"{name}_mask": mask})
         convert.check_rows("node", {f"{name}_mask": mask}, self.num_nodes)
         return mask.nonzero().view(-1)
 

@@ -7,11 +7,11 @@ import weakref
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.graph.convert import first_bad
 from lightning_gnn_dist.graph.graph import Graph
 
 NODE_ARRAYS, EDGE_ARRAYS = ("x", "x_scale"), ("edge_weight", "edge_attr")  # what models read
 IGNORED = -100  # the label that cross_entropy leaves out
-_NUMBERS_AT_ONCE = 1 << 22  # bounds what is read of a memory map at a time
 _WAY_OUT = "Repair it, or switch this check off by Loading(check_values=False)."
 
 
@@ -38,13 +38,13 @@ class ValueCheck:
             return
         for kind, arrays in graph.types.node_arrays.items():
             for name in NODE_ARRAYS:
-                if (row := _first_bad(arrays.get(name))) is not None:
+                if (row := first_bad(arrays.get(name))) is not None:
                     node = row if "n_id" not in arrays else int(arrays["n_id"][row])
                     of_type = f" of type {kind!r}" if kind else ""
                     raise ValueError(f"{name} of node {node}{of_type} is NaN or infinite. {_WAY_OUT}")
         for edge_type, arrays in graph.types.edge_arrays.items():
             for name in EDGE_ARRAYS:
-                if (row := _first_bad(arrays.get(name))) is not None:
+                if (row := first_bad(arrays.get(name))) is not None:
                     which = f"an edge of type {edge_type}" if any(edge_type) else f"the edge {_ends(graph, row)}"
                     raise ValueError(f"{name} of {which} is NaN or infinite. {_WAY_OUT}")
         self._seen = weakref.ref(graph)
@@ -81,20 +81,6 @@ class ValueCheck:
 def _ends(graph: Graph, position: int) -> str:
     receiver = int(torch.searchsorted(graph.indptr, torch.tensor(position), right=True)) - 1
     return f"from {_name(graph, int(graph.indices[position]))} to {_name(graph, receiver)}"
-
-
-def _first_bad(array: Tensor | None) -> int | None:
-    """The first row with a number that is not finite, or None."""
-    if array is None or not (array.is_floating_point() or array.is_complex()) or not array.numel():
-        return None
-    rows = max(1, _NUMBERS_AT_ONCE * len(array) // array.numel())
-    for start in range(0, len(array), rows):
-        piece = array[start : start + rows]
-        if not bool(piece.sum().isfinite()):  # a sum keeps NaN and infinity, and is as fast as memory
-            bad = ~piece.isfinite().view(len(piece), -1).all(1)  # none, if large numbers have overflowed the sum
-            if bool(bad.any()):
-                return start + int(bad.nonzero()[0])
-    return None
 
 
 def _name(graph: Graph, row: int) -> int:

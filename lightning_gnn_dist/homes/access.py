@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.batches.source import BatchSource, GraphSource, stream_to
+from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Outside
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_instance, check_path, shown
@@ -45,6 +45,20 @@ class Owners(NamedTuple):
 
     ids: Tensor
     ranks: Tensor
+
+
+class Phases(NamedTuple):
+    """The parts that a rank trains on.
+
+    Attributes:
+        at: Returns that of a super-epoch.
+        every: The passes in a super-epoch. None: the part never changes.
+        turns: How many super-epochs an epoch has, in each of which the rank learns from some of its seeds.
+    """
+
+    at: Callable[[int], Graph]
+    every: int | None = None
+    turns: int = 1
 
 
 class Costs:
@@ -248,17 +262,10 @@ class GraphAccess(ForgetsRun, ABC):
     def partition(self, num_parts: int) -> Partition:
         """Return which part each node is in."""
 
-    def every(self) -> int | None:
-        """Return the passes in a super-epoch, or None if a rank's part never changes."""
-        return None
-
-    def turns(self) -> int:
-        """Return how many super-epochs an epoch has, in each of which the rank learns from some of its seeds."""
-        return 1
-
-    @abstractmethod
-    def parts(self) -> Callable[[int], Graph]:
-        """Return a function from a super-epoch to the part that this rank trains on in it."""
+    def parts(self) -> Phases:
+        """Return the parts that this rank trains on, from one super-epoch to the next."""
+        part = self.running_part()
+        return Phases(lambda _: part)
 
     @abstractmethod
     def running_part(self) -> Graph:
@@ -290,19 +297,6 @@ class GraphAccess(ForgetsRun, ABC):
     def evaluation_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:  # optional
         """Return the same for an evaluation, which may spare memory."""
         return self.whole_source(sampler, num_ids)
-
-    def source_in_ram(
-        self,
-        graph: Graph,
-        sampler: Sampler,
-        num_ids: int | None = None,
-        kind: Callable[..., GraphSource] = GraphSource,
-        **more: Any,
-    ) -> GraphSource:
-        """Return the source of batches of a graph that this process has; ``more`` is what its kind takes beside."""
-        run, stream = self.running, stream_to(self.running.device)
-        all_labels = run.settings.loading.all_labels
-        return kind(graph, sampler, widen=run.widen, all_labels=all_labels, num_ids=num_ids, stream=stream, **more)
 
     @abstractmethod
     def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:

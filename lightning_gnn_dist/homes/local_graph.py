@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_gnn_dist.batches.source import BatchSource, Crossing, Finish
+from lightning_gnn_dist.batches.source import BatchSource, Crossing, Finish, GraphSource
 from lightning_gnn_dist.boundary.auto import Auto, Parts, Pass, chosen, kept, short_name
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
@@ -25,7 +25,7 @@ from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.homes.access import Costs, GraphAccess, Owners, Shown
+from lightning_gnn_dist.homes.access import Costs, GraphAccess, Owners, Phases, Shown
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 from lightning_gnn_dist.homes.residency import (
     Fixed,
@@ -352,7 +352,7 @@ class LocalGraph(GraphAccess):
         if trainer is not None:
             steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
             epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
-            passes = min(steps * trainer.accumulate_grad_batches / num_batches, epochs * self.turns())
+            passes = min(steps * trainer.accumulate_grad_batches / num_batches, epochs * self.plan.turns)
             num_super_epochs = passes / every
         self.plan.check_run(num_super_epochs)
 
@@ -379,7 +379,7 @@ class LocalGraph(GraphAccess):
             self._period = state.get("repartition_every")
         name = state.get("boundary")
         if self._has_chosen() and name not in (None, short_name(self.boundary)):
-            self._take(*kept(name, self.running.settings.of_parts().num_hops, offered=self._offered()))
+            self._take(*kept(name, self.running.settings.training_sampler.num_hops, offered=self._offered()))
 
     @property
     def figures(self) -> dict[str, float]:
@@ -412,7 +412,7 @@ class LocalGraph(GraphAccess):
     def _chosen(self, asked: Auto, plan: Plan, parts: Sequence[Parts], **how: Any) -> tuple[Boundary, str]:
         """Return what ``"auto"`` is on some parts, and a line for the log."""
         settings, layered = self.running.settings, has_layers(self.running.module)
-        steps = Pass(settings.of_parts(), settings.batch_size, plan.learned_by_ranks(), layered)
+        steps = Pass(settings.training_sampler, settings.batch_size, plan.learned_by_ranks(), layered)
         on_host = 1 if self._per == "host" else plan.num_parts
         return chosen(asked, self.whole, parts, steps, on_host=on_host, **how)
 
@@ -422,22 +422,22 @@ class LocalGraph(GraphAccess):
         return self.plan_for(num_parts).partition
 
     def every(self) -> int | None:
+        """Return the passes in a super-epoch, or None if a rank's part never changes."""
         plan, trainer = self.plan, self.running.trainer
         if not plan.changes or plan.turns > 1:
             return 1 if plan.changes else None
         return self.holding.every or self._period or default_period(trainer.max_epochs if trainer else None, plan.sweep)
 
-    def turns(self) -> int:
-        return self.plan.turns
-
     @property
     def is_cut(self) -> bool:
         return self.plan.has_parts and not self.boundary.sees_whole_graph
 
-    def parts(self) -> Callable[[int], Graph]:
+    def parts(self) -> Phases:
         if self.plan.turns > 1:
             self.holding.residency.begin_training(self.running.trainer)
-        return self.own_parts().at if self.is_cut else lambda _: self.graph
+        if not self.is_cut:
+            return Phases(lambda _: self.graph, turns=self.plan.turns)
+        return Phases(self.own_parts().at, self.every(), self.plan.turns)
 
     def running_part(self) -> Graph:
         return self.own_parts().current() if self.is_cut else self.graph
@@ -532,7 +532,8 @@ class LocalGraph(GraphAccess):
             made: BatchSource | None = sources.source(self, graph, sampler, num_ids, finish)
             if made is not None:
                 return made
-        return self.source_in_ram(graph, sampler, num_ids, finish=finish, crossing=self.crossing)
+        how = {"num_ids": num_ids, "finish": finish} | self.running.options_of_sources
+        return GraphSource(graph, sampler, crossing=self.crossing, **how)
 
     # Rows of nodes outside the part.
 

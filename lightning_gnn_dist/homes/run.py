@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from llvmlite import binding
 
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.batches.source import device_of
+from lightning_gnn_dist.batches.source import device_of, stream_to
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.homes.settings import LEAST_BYTES, BatchSettings, Loading
 from lightning_gnn_dist.joint import TrainsReplicasApart
@@ -130,6 +130,12 @@ class RunContext:
         return {**how, "num_ranks": self.num_ranks, "dtype": self.dtype}
 
     @property
+    def options_of_sources(self) -> dict[str, Any]:
+        """What all sources of batches of a graph in RAM take."""
+        stream = stream_to(self.device)
+        return {"widen": self.widen, "all_labels": self.settings.loading.all_labels, "stream": stream}
+
+    @property
     def work(self) -> Work:
         """How an evaluation computes rows layer by layer."""
         there = self.settings.evaluation.bytes
@@ -167,7 +173,7 @@ class RunContext:
             more_hops: How many more.
             module: The model. Default: that of the trainer, if there is one.
         """
-        module, num_hops = module or self.module, self.settings.of_parts().num_hops
+        module, num_hops = module or self.module, self.settings.training_sampler.num_hops
         hops = num_hops if module is None else hops_of_evaluation(module, num_hops)
         return self.settings.of_evaluation(hops - num_hops + more_hops)
 
@@ -179,7 +185,7 @@ class RunContext:
         settings = self.settings
         if self.module is None or not settings.evaluates_whole_rows or settings.leaves_types_out:
             return None
-        return layers_as_they_are(self.module, data, settings.of_parts().num_hops, is_typed=is_typed)
+        return layers_as_they_are(self.module, data, settings.training_sampler.num_hops, is_typed=is_typed)
 
 
 def passes_left(trainer: Trainer | None, num_batches: int = 1) -> float:

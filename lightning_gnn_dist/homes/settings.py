@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -169,6 +169,11 @@ class BatchSettings:
         loading: How batches are made.
         evaluation: How the whole graph is sampled to evaluate a model.
         global_batching: How the whole graph is sampled for corrections.
+
+    Attributes:
+        samplers: Those of training batches, corrections and evaluation.
+        seed_of_parts: What decides how a graph is cut and dealt: 0 unless a seed was given, so that no cut is made
+            anew.
     """
 
     sampler: AnySampler | None
@@ -177,14 +182,22 @@ class BatchSettings:
     loading: Annotated[Loading, "an object such as Loading(bulk_size=8)"]
     evaluation: Annotated[Evaluation, "an object such as Evaluation(batch_size=4096)"]
     global_batching: Annotated[GlobalBatching, "an object such as GlobalBatching(batch_size=4096)"]
+    training_sampler: Sampler = field(init=False)
+    correction_sampler: Sampler = field(init=False)
+    samplers: tuple[Sampler, Sampler, Sampler] = field(init=False)
+    seed_of_parts: int = field(init=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
+        ours = NeighborSampler([15, 10]) if self.sampler is None else self.sampler
+        across = NeighborSampler([-1] * ours.num_hops) if isinstance(ours, WholePartSampler) else ours
+        given = self.global_batching.sampler
+        vars(self).update(training_sampler=ours, correction_sampler=across if given is None else given)
+        vars(self).update(samplers=(ours, self.correction_sampler, self.of_evaluation()), seed_of_parts=self.seed or 0)
         if self.loading.sample_on == "device":
-            extension("rows on devices").check(self.of_parts(), self.global_batching.sampler)
-        ours, *others = self.samplers
-        given = {"evaluation": self.evaluation.sampler, "global_batching": self.global_batching.sampler}
-        for name, other in given.items():
+            extension("rows on devices").check(ours, given)
+        others = {"evaluation": self.evaluation.sampler, "global_batching": given}
+        for name, other in others.items():
             if other is not None and other.num_hops != ours.num_hops:
                 raise ValueError(
                     f"{name} samples {other.num_hops} hops and sampler {ours.num_hops}, and one model takes batches of "
@@ -192,7 +205,7 @@ class BatchSettings:
                 )
         # What decides which events a seed must not see; None where it sees all.
         sight, *sights = (each.sight if isinstance(each, SeesByTime) else None for each in self.samplers)
-        for name, other, of_other in zip(given, others[::-1], sights[::-1], strict=True):
+        for name, other, of_other in zip(others, self.samplers[:0:-1], sights[::-1], strict=True):
             if of_other != sight:
                 raise ValueError(
                     f"{name} draws with {other} and training with {ours}: seeds must see the same events "
@@ -207,18 +220,12 @@ class BatchSettings:
     @property
     def evaluates_whole_rows(self) -> bool:
         """Whether an evaluation takes all in-neighbours of a node, whichever seed it is reached from."""
-        return self.evaluation.sampler is None and not isinstance(self.of_parts(), SeesByTime)
+        return self.evaluation.sampler is None and not isinstance(self.training_sampler, SeesByTime)
 
     @property
     def leaves_types_out(self) -> bool:
         """Whether some hop draws no edge of some type. An evaluation then does so, too."""
-        ours = self.of_parts()
-        return isinstance(ours, NeighborSampler) and ours.leaves_types_out
-
-    @property
-    def seed_of_parts(self) -> int:
-        """What decides how a graph is cut and dealt: 0 unless a seed was given, so that no cut is made anew."""
-        return 0 if self.seed is None else int(self.seed)
+        return isinstance(self.training_sampler, NeighborSampler) and self.training_sampler.leaves_types_out
 
     @property
     def seed_of_batches(self) -> int:
@@ -233,25 +240,9 @@ class BatchSettings:
             )
         return int(said)
 
-    @property
-    def samplers(self) -> tuple[Sampler, Sampler, Sampler]:
-        """Those of training batches, corrections and evaluation."""
-        return self.of_parts(), self.of_corrections(), self.of_evaluation()
-
-    def of_parts(self) -> Sampler:
-        """Return the sampler of training batches."""
-        return NeighborSampler([15, 10]) if self.sampler is None else self.sampler
-
-    def of_corrections(self) -> Sampler:
-        """Return the sampler of the whole graph for corrections."""
-        if self.global_batching.sampler is not None:
-            return self.global_batching.sampler
-        ours = self.of_parts()
-        return NeighborSampler([-1] * ours.num_hops) if isinstance(ours, WholePartSampler) else ours
-
     def of_evaluation(self, more_hops: int = 0) -> Sampler:
         """Return the sampler of the whole graph for evaluation; where it takes whole rows, with so many hops more."""
-        ours = self.of_parts()
+        ours = self.training_sampler
         if self.evaluation.sampler is not None:
             return self.evaluation.sampler
         if isinstance(ours, SeesByTime):

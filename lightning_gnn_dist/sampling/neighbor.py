@@ -62,13 +62,11 @@ class NeighborSampler:
     weight: Weight = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_neighbors", self._checked())
+        given: Any = self.num_neighbors
+        is_typed = isinstance(given, Mapping)
+        given = _per_type(given) if is_typed else check_numbers("num_neighbors", given, _EXAMPLE, or_all=True)
+        object.__setattr__(self, "num_neighbors", given)
         check_fields(self)
-
-    def _checked(self) -> tuple[int, ...] | PerType:
-        if isinstance(self.num_neighbors, Mapping):
-            return _per_type(self.num_neighbors)
-        return check_numbers("num_neighbors", self.num_neighbors, _EXAMPLE, or_all=True)
 
     @property
     def num_hops(self) -> int:
@@ -93,13 +91,11 @@ class NeighborSampler:
         return isinstance(given, Mapping) and any(0 in numbers for numbers in given.values())
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        return [self._sample(graph, ids, batch_key) for ids, batch_key in check_bulk(graph, seeds, keys)]
-
-    def _sample(self, graph: Graph, seeds: Tensor, batch_key: BatchKey) -> Sample:
-        fanouts = self.of_types(graph.types)
+        asked, fanouts = check_bulk(graph, seeds, keys), self.of_types(graph.types)
         draws = bool((fanouts >= 0).any())
         weights = None if self.weight is None else weights_of(graph, self.weight, draws=draws)
-        return sample_neighbors(graph, seeds, fanouts, batch_key, Rule(weights, self.replace))
+        rule = Rule(weights, self.replace)
+        return [sample_neighbors(graph, ids, fanouts, key, rule) for ids, key in asked]
 
     def of_types(self, types: TypeNames) -> Array:
         """The numbers of each hop and edge type, int64, shape (hops, types); those of other types are refused.

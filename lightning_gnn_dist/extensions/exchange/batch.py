@@ -196,10 +196,7 @@ class OneBatch(Deal):
 
     def __post_init__(self) -> None:
         assert self.num_batches == 1
-        self._num_all = self.seeds.numel()
-
-    def repeats(self, batch: int) -> bool:
-        return self.seeds.numel() == 0
+        self.num_all = self.seeds.numel()
 
     def places(self, key: BatchKey, order_of: Order) -> slice:
         return slice(None)

@@ -83,7 +83,7 @@ class Exchange(Boundary):
             raise ValueError("boundary=Exchange() computes the layers of all ranks together, in every step. " + found)
 
     def suits(self, settings: BatchSettings, trainer: Trainer) -> bool:
-        return isinstance(settings.of_parts(), WholePartSampler) and _against(trainer) is None
+        return isinstance(settings.training_sampler, WholePartSampler) and _against(trainer) is None
 
     def wrap(self, home: GraphAccess) -> ExchangedRows:
         return ExchangedRows(home, self.thrift)
@@ -113,7 +113,7 @@ class ExchangedRows(Outside):
         values.of_training(shown, seeds)
         whole = with_arrays(shown, home.whole_arrays(layers_in(trainer.lightning_module), owners.ids))
         channel = open_channel(run.num_ranks, run.device)
-        plan = exchange_plan(whole, seeds, owners, channel, run.settings.of_parts().num_hops).to(run.device)
+        plan = exchange_plan(whole, seeds, owners, channel, run.settings.training_sampler.num_hops).to(run.device)
         batch = in_type(made_of(Content.of(whole, plan.sample, home.types.seed_type()), widen=run.widen), run.dtype)
         of_seeds, batch.batch_size = store_of_seeds(batch), plan.num_seeds
         of_seeds.batch_size = plan.num_seeds

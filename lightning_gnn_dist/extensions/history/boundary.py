@@ -42,13 +42,13 @@ class History(Boundary):
     def check_settings(self, settings: BatchSettings) -> None:
         if settings.leaves_types_out:
             raise ValueError(
-                f"boundary=History() computes rows by edges of all types, and {settings.of_parts()} leaves some out: "
-                "give each edge type a number above 0, or take boundary=Halo()."
+                f"boundary=History() computes rows by edges of all types, and {settings.training_sampler} leaves some "
+                "out: give each edge type a number above 0, or take boundary=Halo()."
             )
         if any(isinstance(sampler, SeesByTime) for sampler in settings.samplers):
             raise ValueError(
                 "boundary=History() keeps one row of each node, whatever the time of the seed that reads it, and "
-                f"{settings.of_parts()} draws by time: take Isolated(), Halo() or Fetch()."
+                f"{settings.training_sampler} draws by time: take Isolated(), Halo() or Fetch()."
             )
 
     def check_in_fit(self, trainer: Trainer) -> None:

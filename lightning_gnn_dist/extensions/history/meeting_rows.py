@@ -114,7 +114,7 @@ class MeetingRows(Outside):
 
     def _rows_of(self, part: Graph) -> HistoricRows:
         if self._rows is None or self._rows[0] is not part:
-            num_hops = self.home.running.settings.of_parts().num_hops
+            num_hops = self.home.running.settings.training_sampler.num_hops
             is_inside = self.home.own_parts().is_resident
             self._rows = part, HistoricRows(part, is_inside, num_hops, self.home.types.offsets)
         return self._rows[1]

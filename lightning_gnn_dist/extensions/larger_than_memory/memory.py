@@ -145,7 +145,7 @@ def _wide_rows(graph: Graph) -> Iterator[Tensor]:
 
 def _bytes_of_batches(graph: Graph, share: float, settings: BatchSettings) -> int:
     """Return about what the rows of batches take that wait or are trained on, if ``share`` of the nodes is held."""
-    sampler, loading = settings.of_parts(), settings.loading
+    sampler, loading = settings.training_sampler, settings.loading
     if isinstance(sampler, WholePartSampler):
         return 0
     held, degree = share * graph.num_nodes, graph.num_edges / max(1, graph.num_nodes)

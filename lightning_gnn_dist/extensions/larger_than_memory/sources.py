@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Self
 
 from lightning.pytorch.trainer.states import TrainerFn
@@ -103,7 +102,7 @@ def _check_reads_ahead(settings: BatchSettings) -> None:
             f"Loading(cache_bytes={loading.cache_bytes}) makes batches in RAM, and sample_on is "
             f"{loading.sample_on!r}: leave one of them out."
         )
-    if WholePartSampler in (type(settings.of_parts()), type(settings.global_batching.sampler)):
+    if WholePartSampler in (type(settings.training_sampler), type(settings.global_batching.sampler)):
         raise ValueError(
             f"Loading(cache_bytes={loading.cache_bytes}) holds rows that coming batches need, and a "
             "WholePartSampler has one batch of all rows: draw with a NeighborSampler, or leave cache_bytes out."
@@ -151,8 +150,8 @@ class RowsOnDevices:
             expected_bytes=graph.num_bytes if waits else 0,
             crossing=home.crossing,
         )
-        kind = partial(PlacedSource, placement=placement)
-        return home.source_in_ram(graph, sampler, num_ids, kind=kind, finish=finish)
+        how = {"num_ids": num_ids, "finish": finish} | home.running.options_of_sources
+        return PlacedSource(graph, sampler, placement=placement, **how)
 
     def close(self, graph: Graph) -> None:
         """Drop what of the graph lies on devices."""

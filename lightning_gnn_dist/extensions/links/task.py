@@ -254,7 +254,7 @@ class EdgeTask(Task):
     def around_part(self, part: Graph, own: Tensor) -> LinkSampler:
         """Return what samples a part around its edges, with its own nodes as false receivers."""
         candidates = self.asked.candidates(part, self.asked.receivers(part, own))
-        return self.asked.around_own(self.home.running.settings.of_parts(), part, candidates)
+        return self.asked.around_own(self.home.running.settings.training_sampler, part, candidates)
 
     def positions(self, graph: Graph, owner: Tensor) -> Tensor:
         """Return where the training edges are whose ends, or whose receivers if batches see all, have one owner."""
@@ -344,7 +344,7 @@ class WholeEdges(EdgeTask):
         own, shown = self._own(part), self.home.shown(part)
         self.values.of_arrays(shown)
         seeds = self.positions(self.home.whole if is_whole else part, own.to(torch.int64) - 1)
-        sampler = self.across(self.home.running.settings.of_parts()) if is_whole else self.around_part(part, own)
+        sampler = self.across(self.home.running.settings.training_sampler) if is_whole else self.around_part(part, own)
         return seeds, self.home.source(shown, sampler, part.num_edges)
 
     def _own(self, part: Graph) -> Tensor:

@@ -16,7 +16,7 @@ from lightning_gnn_dist.engine.compiling import compiled, part
 from lightning_gnn_dist.engine.intrinsics import prefetch
 from lightning_gnn_dist.engine.kernels import BLOCK, REPEATED_SEED, ZERO, Array, Table, Work, place, slot_of
 from lightning_gnn_dist.engine.rng import typed_keys
-from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated, reserve, scratch_of_thread
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated, scratch_of_thread
 from lightning_gnn_dist.extensions.shards.owner import DRAW, Join, Message, OwnedTypes, Question, Route, letters_of
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.graph.rows import starts_of
@@ -236,7 +236,7 @@ class GrowingBatch:
         """
         known = torch.cat(self._hops)
         scratch = scratch_of_thread(senders.numpy().dtype)
-        reserve(scratch, len(known) + len(senders))
+        scratch.reserve(len(known) + len(senders))
         work = scratch.work
         found = join_hop(known.numpy(), senders.numpy(), work, scratch.open_table(self._num_nodes, 1))
         if found == REPEATED_SEED:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
-from lightning_gnn_dist.batches.source import BatchSource
+from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.extensions.links.negatives import Candidates
 from lightning_gnn_dist.extensions.links.targets import HeldLinks, are_links, positions_where
 from lightning_gnn_dist.extensions.links.task import AskedEdges, EdgeTask
@@ -109,9 +109,10 @@ class ShardEdges(EdgeTask):
         seeds, shown = self._own(), self.home.shown(part)
         self.values.of_arrays(shown)
         if self.home.boundary.sees_whole_graph:
-            sampler = self.across(self.home.running.settings.of_parts())
+            sampler = self.across(self.home.running.settings.training_sampler)
             return seeds, self.home.whole_source(sampler, int(self.home.bounds.edges[-1]))
-        return seeds, self.home.source_in_ram(shown, self.around_part(part, self._is_own(part)), part.num_edges)
+        sampler, how = self.around_part(part, self._is_own(part)), self.home.running.options_of_sources
+        return seeds, GraphSource(shown, sampler, num_ids=part.num_edges, **how)
 
     def _own(self) -> Tensor:
         """Return the positions of what this rank learns: in the whole graph, or without ``Fetch()`` in its part."""

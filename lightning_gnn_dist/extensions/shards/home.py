@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.source import BatchSource, stream_to
+from lightning_gnn_dist.batches.source import BatchSource, GraphSource, stream_to
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
@@ -173,10 +173,6 @@ class ShardHome(GraphAccess):
             "divided, and the partition that divided it says so."
         )
 
-    def parts(self) -> Callable[[int], Graph]:
-        part = self.running_part()
-        return lambda _: part
-
     def running_part(self) -> Graph:
         """Return the own shard and what the boundary brings along, in RAM. Collective, the first time.
 
@@ -226,7 +222,7 @@ class ShardHome(GraphAccess):
             return self.graph().ids_of_own(seeds), self.whole_source(sampler)
         if have_names(part.types):
             sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
-        return seeds, self.source_in_ram(part, sampler)
+        return seeds, GraphSource(part, sampler, **self.running.options_of_sources)
 
     def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
         run, stream = self.running, stream_to(self.running.device)
@@ -252,9 +248,9 @@ def _check_shards(bounds: Bounds, settings: BatchSettings, boundary: Boundary) -
     if settings.loading.sample_on != "cpu":
         raise ValueError(f'sample_on must be "cpu" for shards, whose batches are made in RAM, got {settings.loading}.')
     check_typed(bounds.types, settings, boundary)
-    across = [settings.of_corrections()]  # these are asked of the ranks that own what they draw
+    across = [settings.correction_sampler]  # these are asked of the ranks that own what they draw
     across += [settings.of_evaluation()] if have_names(bounds.types) else []
-    across += [settings.of_parts()] if boundary.sees_whole_graph else []
+    across += [settings.training_sampler] if boundary.sees_whole_graph else []
     for sampler in across:
         check_sampler(sampler, bounds.types)
 

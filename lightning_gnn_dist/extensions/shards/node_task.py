@@ -38,7 +38,7 @@ class ShardNodeTask(NodeTask):
                     f"{len(counts)}, which would have nothing to learn from: divide the graph by "
                     'MetisPartitioner(balance="train"), or use fewer shards or ranks.'
                 )
-        if isinstance(ours := home.running.settings.of_parts(), SeesByTime):
+        if isinstance(ours := home.running.settings.training_sampler, SeesByTime):
             ours.check_shard(home.graph().shard.rows)
         if is_fit and home.boundary.seed_hops:
             own = home.graph().shard.rows

@@ -13,7 +13,7 @@ from lightning_gnn_dist.checks import check_word, shown
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, Lookup, induced_rows, starts_of, take_rows
-from lightning_gnn_dist.graph.typed.names import EdgeType, check_names, within
+from lightning_gnn_dist.graph.typed.names import EdgeType, within
 from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
 
 
@@ -41,13 +41,10 @@ def build(
         edges: The edges of each type.
         time: The array in whose order the edges of one type into a node come, see :class:`GraphTypes`.
     """
-    if any(nodes):
-        check_names(tuple(nodes), tuple(edges))
     for kind, table in nodes.items():
         with within(kind):
             if table.num < 1:
                 raise ValueError("there are no nodes of this type: leave it out, and the edges from and to it.")
-            convert.check_rows("node", table.arrays, table.num)
             convert.check_time(table.arrays, time, "node")
     offsets = offsets_of([table.num for table in nodes.values()])
     convert.check_num_nodes(offsets[-1])
@@ -89,7 +86,6 @@ def build(
 
 
 def _check_edges(edge_type: EdgeType, table: EdgeTable, nodes: Mapping[str, NodeTable], time: str | None) -> None:
-    convert.check_pairs(table.edge_index)
     for end, kind, ids in zip(("sender", "receiver"), edge_type[::2], table.edge_index, strict=True):
         count, of_type = nodes[kind].num, f" of type {kind!r}" if kind else ""
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < count:

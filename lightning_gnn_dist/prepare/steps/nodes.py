@@ -188,7 +188,7 @@ class NodesOfType:
         y = self.files.arrays["y"]
         own = [convert.is_unlabelled(y.as_tensor(piece)).numpy() for _, piece in self.pieces("y", y)]
         without = torch.from_numpy(self.whole(np.concatenate([np.empty(0, np.bool_), *own])))
-        return convert.without_nodes(arrays, without, str(self.files.source))
+        return convert.without_unlabelled(arrays, str(self.files.source), without)
 
     def pieces(self, name: str, rows: RowFiles) -> Iterator[tuple[int, Column]]:
         """Yield the rows of an array that are read here, checked, and the node of the first of each piece."""

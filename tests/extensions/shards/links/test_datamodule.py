@@ -348,7 +348,7 @@ def own_corrections(data: LinkDataModule, rank: int, num_ranks: int) -> Any:
     settings = OWN.batch_size, data.seed, 1
     dealt = OwnSeeds(own, own, seeds.numel(), rank, num_ranks)
     return lambda round_idx: GlobalBatches(
-        data._home.whole_source(data._task.across(data._running.settings.of_corrections())), dealt, *settings
+        data._home.whole_source(data._task.across(data._running.settings.correction_sampler)), dealt, *settings
     ).of_round(round_idx, rank, num_ranks, stop=3)
 
 
