@@ -10,8 +10,9 @@ from typing import Any
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import NEVER
-from lightning_gnn_dist.prepare.tables.engine import Cells, Ids, Table, Work, quoted, told
+from lightning_gnn_dist.prepare.tables.engine import Cells, Table, Work, quoted, told
 from lightning_gnn_dist.prepare.tables.reading import load
+from lightning_gnn_dist.prepare.tables.rows import NO_ROWS, Ids
 
 NO_KEYS = "and keys are whole numbers or words."
 
@@ -41,28 +42,22 @@ class Keyed:
     @classmethod
     def of(cls, work: Work, name: str, table: Table, keys: Sequence[str], time: str | None = None) -> Keyed:
         """The same of a table that is loaded."""
-        cells = {column: Cells(quoted(column), table.types[column]) for column in [*keys, *([time] if time else [])]}
 
         def look() -> list[Any]:
-            asked = [
-                each.counts
-                | {"dates": f"count({each.seconds})"}
-                | {"written": f"count(*) FILTER ({each.written_whole})" if each.is_text else "0"}
-                for each in cells.values()
-            ]
-            return [vars(each) for each in work.looks(table, [{"rows": "count(*)"}, *asked])]
+            num_rows, looks = work.look_at(table, {*keys, *([time] if time else [])})
+            return [num_rows, {column: vars(each) for column, each in looks.items()}]
 
-        of_all, *found = (SimpleNamespace(**each) for each in work.stage(f"look at {name}", look))
-        if not of_all.rows:
-            work.problems.append(f"{table.source} has no rows: leave the table out, or fill it.")
-        looks = dict(zip(cells, found, strict=True))
-        changed = {column: sql for column in keys if (sql := _key(work, table, column, cells[column], looks[column]))}
-        moment, are_dates = _time(work, table, time, cells[time], looks[time]) if time else (None, False)
+        num_rows, found = work.stage(f"look at {name}", look)
+        if not num_rows:
+            work.problems.append(NO_ROWS.format(table.source))
+        looks = {column: SimpleNamespace(**each) for column, each in found.items()}
+        changed = {column: sql for column in keys if (sql := _key(work, table, column, looks[column]))}
+        moment, are_dates = _time(work, table, time, looks[time]) if time else (None, False)
         if changed:
             columns = ", ".join(f"{sql} AS {quoted(column)}" for column, sql in changed.items())
             work.run(f"CREATE OR REPLACE VIEW {quoted(name)} AS SELECT * REPLACE ({columns}) FROM {table.name}")
             table = replace(table, name=quoted(name), types={**table.types, **dict.fromkeys(changed, "BIGINT")})
-        return cls(table, of_all.rows, moment, are_dates)
+        return cls(table, num_rows, moment, are_dates)
 
     def refuse_unknown(self, work: Work, column: str, ids: Ids, table: str, key: str) -> None:
         """Note the cells that name no row of a table, which has such a key."""
@@ -79,8 +74,9 @@ def span_of(times: Column, are_dates: bool) -> tuple[int, int, bool] | None:
     return (int(known.min()), int(known.max()), are_dates) if known.size else None
 
 
-def _key(work: Work, table: Table, column: str, cells: Cells, look: Any) -> str | None:
+def _key(work: Work, table: Table, column: str, look: Any) -> str | None:
     """The SQL of keys as whole numbers, if they are such and have another type."""
+    cells = table.cells(column)
     if cells.is_list or cells.is_date:
         held = "dates" if cells.is_date else "lists"
         work.problems.append(f"{table.source}: column {column!r} holds {held}, {NO_KEYS}")
@@ -93,8 +89,9 @@ def _key(work: Work, table: Table, column: str, cells: Cells, look: Any) -> str 
     return None
 
 
-def _time(work: Work, table: Table, column: str, cells: Cells, look: Any) -> tuple[str, bool]:
+def _time(work: Work, table: Table, column: str, look: Any) -> tuple[str, bool]:
     """The SQL of times, and whether they are dates."""
+    cells = table.cells(column)
     is_number = look.numbers == look.there if cells.is_text else not cells.is_date
     if cells.is_date or (cells.is_text and not is_number):
         what = "and times are dates, such as 2024-07-01 12:00:00, or whole numbers."

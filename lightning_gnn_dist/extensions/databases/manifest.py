@@ -18,6 +18,8 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]  # its stubs are another package
 
 from lightning_gnn_dist.checks import is_integer, shown
+from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.tables import ANSWER, ASKED
 from lightning_gnn_dist.prepare.files.arrays import SPLITS
 from lightning_gnn_dist.prepare.tables.reading import columns_of, is_table, name_of
 
@@ -64,6 +66,14 @@ class TableSpec:
         others = set(columns_of(self.path)) - {self.time_col, *self.fkeys, *ignored}
         return self.pkey is None and len(self.fkeys) == 2 and not others
 
+    @property
+    def edge_types(self) -> list[EdgeType]:
+        """The types of its edges in the direction of keys; the columns of keys, or its own, are their names."""
+        if self.is_links:
+            first, second = self.fkeys.values()
+            return [(first, self.name, second)]
+        return [(self.name, column, target) for column, target in self.fkeys.items()]
+
 
 @dataclass(frozen=True)
 class TaskSpec:
@@ -92,6 +102,12 @@ class TaskSpec:
     hidden: tuple[tuple[str, str], ...]
     receiver: str | None = None
     k: int = 10
+
+    @property
+    def edge_types(self) -> list[EdgeType]:
+        """The types of edges to questions, and from them to their answers if the task recommends."""
+        answers = [] if self.receiver is None else [(self.name, ANSWER, self.receiver)]
+        return [(self.entity_table, ASKED, self.name), *answers]
 
 
 @dataclass(frozen=True)

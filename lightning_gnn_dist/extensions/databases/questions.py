@@ -17,23 +17,10 @@ import numpy as np
 from lightning_gnn_dist.extensions.databases.keyed import Keyed, span_of
 from lightning_gnn_dist.extensions.databases.manifest import LABELS, Manifest, TaskSpec
 from lightning_gnn_dist.graph.storage.npy import Column, save
-from lightning_gnn_dist.graph.typed.tables import ANSWERED, NEVER, TIME, TableTask, as_told
+from lightning_gnn_dist.graph.typed.tables import ANSWER, ANSWERED, ASKED, NEVER, TIME, TableTask, as_told
 from lightning_gnn_dist.prepare.files.arrays import SPLIT_WORDS, SPLITS, check_classes
-from lightning_gnn_dist.prepare.tables.engine import (
-    ROW,
-    Cells,
-    Ids,
-    Work,
-    dtype_of,
-    literal,
-    numpy_of,
-    query_of,
-    quoted,
-    told,
-    write_ends,
-)
-
-KINDS = ("key", "time", "split")
+from lightning_gnn_dist.prepare.tables.engine import ROW, Work, literal, numpy_of, quoted, told
+from lightning_gnn_dist.prepare.tables.rows import Ids, query_of, write_edges
 
 
 class Answers(NamedTuple):
@@ -107,14 +94,12 @@ class Questions:
             save(self.folder / "arrays" / f"{name}.npy", array)
         save(self.folder / "ids.npy", np.arange(count))
         self._keep_own(asked["f"].to_numpy(), times if of_time else None, are_dates)
-        about = np.flatnonzero(entities >= 0)  # a row that is asked about is seen whenever it was there
-        dtype = dtype_of(self.ids[spec.entity_table].count, count)
-        seen = {TIME: times[about] - 1} if of_time else {}
-        write_ends(self.folder / "asked", entities[about], about, dtype, seen)
+        folder, numbered = self.folder / "edges", Ids(self._path, count)
+        seen = {TIME: times - 1} if of_time else {}  # a row that is asked about is seen whenever it was there
+        write_edges(folder / ASKED, (self.ids[spec.entity_table], numbered), entities, np.arange(count), **seen)
         if spec.receiver is not None:
-            known, dtype = found >= 0, dtype_of(self.ids[spec.receiver].count, count)
-            never = {TIME: np.full(int(known.sum()), NEVER), ANSWERED: times[rows[known]]} if of_time else {}
-            write_ends(self.folder / "answers", rows[known], found[known], dtype, never)
+            never = {TIME: np.full(len(rows), NEVER), ANSWERED: times[rows]} if of_time else {}
+            write_edges(folder / ANSWER, (numbered, self.ids[spec.receiver]), rows, found, **never)
         return {"task": asdict(task), "notes": [], "times": span_of(times, are_dates) if of_time else None}
 
     def _keep_own(self, entities: Column, times: Column | None, are_dates: bool) -> None:
@@ -159,10 +144,10 @@ class Questions:
         spec, queries = self.spec, list[str]()
         ids = self.ids[spec.entity_table]
         for at, (split, table) in enumerate(tables.items()):
-            types, of_split = table.table.types, str(SPLITS.index(split)) if split in SPLITS else self._split(table)
+            of_split = str(SPLITS.index(split)) if split in SPLITS else self._split(table)
             asked = {"f": quoted(spec.entity_col), "t": str(table.time or 0), "s": of_split, "file": str(at)}
             for place, name in enumerate(self._targets(table, split) if spec.receiver is None else ()):
-                cells = Cells(quoted(name), types[name])
+                cells = table.table.cells(name)
                 asked |= {f"w{place}": cells.name if cells.is_list else cells.value, f"v{place}": cells.number}
             queries.append(query_of(table.table, asked, [(spec.entity_col, ids)], digits=True))
         rows = self.work.db.sql(f"{' UNION ALL BY NAME '.join(queries)} ORDER BY file, row").to_arrow_table()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -11,30 +11,19 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.extensions.databases.encodings import Encoding, Scan
+from lightning_gnn_dist.extensions.databases.encodings import Encoding, encodings_of
 from lightning_gnn_dist.extensions.databases.keyed import Keyed, span_of
 from lightning_gnn_dist.extensions.databases.manifest import PLAIN, RELBENCH, Manifest, TableSpec
 from lightning_gnn_dist.extensions.databases.questions import Questions
-from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
+from lightning_gnn_dist.graph.storage.npy import Column, save
 from lightning_gnn_dist.graph.typed.names import EdgeType, check_names
-from lightning_gnn_dist.graph.typed.tables import ANSWER, ASKED, NEVER, TIME, Feature, Tables, TableTask, as_told
-from lightning_gnn_dist.prepare.files.arrays import Carried, Choice, RowFiles, check_drop, entries
+from lightning_gnn_dist.graph.typed.tables import NEVER, TIME, Feature, Tables, TableTask, as_told
+from lightning_gnn_dist.prepare.files.arrays import Choice, check_drop, entries
 from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Inputs, NodeFiles, Unpacked
-from lightning_gnn_dist.prepare.tables.engine import (
-    UNKNOWN,
-    WHOLE,
-    Cells,
-    Ids,
-    Work,
-    dtype_of,
-    ids_of,
-    numpy_of,
-    query_of,
-    told,
-    write_ends,
-    write_rows,
-)
+from lightning_gnn_dist.prepare.tables.columns import arrays_of, cells_of
+from lightning_gnn_dist.prepare.tables.engine import ROW, WHOLE, Work, numpy_of, told
 from lightning_gnn_dist.prepare.tables.reading import columns_of, count_rows
+from lightning_gnn_dist.prepare.tables.rows import UNKNOWN, Ends, Ids, edges_in, ids_of, write_rows
 from lightning_gnn_dist.prepare.tables.text import embedding
 
 UNITS = (
@@ -57,7 +46,11 @@ def unpack_database(
     with Work(folder, memory_bytes) as work:
         unpacking = Unpacking(manifest, work, frozenset(choice.drop), on_progress)
         facts = unpacking.facts()
-    made = replace(inputs, nodes=unpacking.nodes(inputs), edges=unpacking.edges)
+    nodes = {}
+    for kind, files in inputs.nodes.items():
+        arrays = NodeFiles.of(place := folder / "nodes" / kind / "arrays", entries(place))
+        nodes[kind] = replace(arrays, source=files.source, float_labels=files.float_labels)
+    made = replace(inputs, nodes=nodes, edges=unpacking.edges())
     tables = _tables_of(manifest, facts, unpacking.cut, made.edges)
     return Unpacked(made, {kind: folder / "nodes" / kind / "ids.npy" for kind in inputs.nodes}, [], tables)
 
@@ -71,18 +64,16 @@ class Unpacking:
         work: Reads them.
         drop: Columns to leave out.
         on_progress: Called with the name of a stage and the share of it that is done.
-        edges: The edges of each type, as they are found.
     """
 
     manifest: Manifest
     work: Work
     drop: frozenset[str]
     on_progress: Callable[[str, float], None]
-    edges: dict[EdgeType, EdgeFiles] = field(default_factory=dict)
 
     def facts(self) -> dict[str, dict[str, Any]]:
         """Do all of it; return what is to be known of each type of nodes."""
-        facts, specs = {}, self.manifest.tables.values()
+        facts, specs = dict[str, dict[str, Any]](), self.manifest.tables.values()
         for spec in specs:
             self.on_progress(f"looking at {spec.name}", 0.0)
             assert self.tables[spec.name] is not None
@@ -92,40 +83,24 @@ class Unpacking:
         for spec in specs:
             with told(spec.path):
                 found = self._stage(spec.name, partial(self._write_links if spec.is_links else self._write, spec))
-            self._take_in(spec)
-            if not spec.is_links:
-                facts[spec.name] = found
+            facts |= {} if spec.is_links else {spec.name: found}
         self.work.check()
         for task in self.manifest.tasks.values():
-            folder = self.folder(task.name)
-            questions = Questions(task, self.manifest, self.work, folder, self.ids)
+            questions = Questions(task, self.manifest, self.work, self.folder(task.name), self.ids)
             facts[task.name] = self._stage(task.name, questions.write)
-            self.add_edges((task.entity_table, ASKED, task.name), folder / "asked")
-            if task.receiver is not None:
-                self.add_edges((task.name, ANSWER, task.receiver), folder / "answers")
         self.work.check()
         return facts
 
-    def _take_in(self, spec: TableSpec) -> None:
-        """The edges of a table, in both directions."""
-        if spec.is_links:
-            first, second = spec.fkeys.values()
-            self.add_edges((first, spec.name, second), self.folder(spec.name))
-            self.add_edges((second, f"rev_{spec.name}", first), self.folder(spec.name), flip=True)
-            return
-        for name, target in spec.fkeys.items():
-            folder = self.folder(spec.name) / "edges" / name
-            self.add_edges((spec.name, name, target), folder)
-            self.add_edges((target, f"rev_{name}", spec.name), folder, flip=True)
-
-    def nodes(self, inputs: Inputs) -> dict[str, NodeFiles]:
-        """The arrays of the nodes of each type."""
+    def edges(self) -> dict[EdgeType, EdgeFiles]:
+        """The edges of each type: those of keys in both directions."""
         found = {}
-        for kind, files in inputs.nodes.items():
-            arrays = self.folder(kind) / "arrays"
-            made = NodeFiles.of(arrays, entries(arrays))
-            found[kind] = replace(made, source=files.source, float_labels=files.float_labels)
-        return found
+        for spec in self.manifest.tables.values():
+            for source, name, target in spec.edge_types:
+                folder = self.folder(spec.name) / "edges" / name
+                found[source, name, target] = edges_in(folder)
+                found[target, f"rev_{name}", source] = edges_in(folder, flip=True)
+        of_tasks = ((self.folder(task.name), each) for task in self.manifest.tasks.values() for each in task.edge_types)
+        return found | {each: edges_in(folder / "edges" / each[1]) for folder, each in of_tasks}
 
     def folder(self, kind: str) -> Path:
         """What becomes of the nodes of a type."""
@@ -151,12 +126,10 @@ class Unpacking:
         """The ids of the rows of tables; those without a key are numbered."""
         found = {}
         for name, spec in self.manifest.tables.items():
-            keyed = self.tables[name]
-            with told(spec.path):
-                if spec.pkey is not None:
-                    found[name] = ids_of(self.work, f"ids {name}", keyed.table, spec.pkey)
-                else:
-                    found[name] = Ids(spec.path, keyed.num_rows)
+            found[name] = Ids(spec.path, self.tables[name].num_rows, key=ROW)
+            if spec.pkey is not None:
+                with told(spec.path):
+                    found[name] = ids_of(self.work, f"ids {name}", self.tables[name].table, spec.pkey)
         return found
 
     @cached_property
@@ -174,123 +147,87 @@ class Unpacking:
 
     def _write(self, spec: TableSpec) -> dict[str, Any]:
         """Write the arrays, the ids and the keys of a table; return what is to be known of them."""
-        keyed, folder = self.tables[spec.name], self.folder(spec.name)
-        encodings, left_out = self._scan(spec)
-        places, features = _places(encodings, self.manifest.hidden(spec.name))
+        keyed, folder, ids = self.tables[spec.name], self.folder(spec.name), self.ids[spec.name]
+        encodings, left_out = self._encodings(spec)
         if self.work.problems:
             return {}
-        ids = self.ids[spec.name]
-        cells = {f"v{at}": each.sql for at, each in enumerate(encodings)}
-        cells |= ({} if keyed.time is None else {"t": keyed.time}) | ({"id": ids.key} if ids.table else {})
+        keys = {name: Ends((ids, self.ids[target])) for name, target in spec.fkeys.items()}
 
         def of(piece: Mapping[str, Any]) -> dict[str, Column]:
-            made = _encoded(encodings, places, piece)
-            made |= {f"keys/{name}": numpy_of(piece[f"n{at}"]) for at, name in enumerate(spec.fkeys)}
+            made = {f"arrays/{array}": rows for array, rows in arrays_of(encodings, piece).items()}
+            for at, (name, ends) in enumerate(keys.items()):
+                edges = ends.of(numpy_of(piece["row"]), numpy_of(piece[f"n{at}"]), {})
+                made |= {f"edges/{name}/{array}": rows for array, rows in edges.items()}
             if keyed.time is not None:
                 made[f"arrays/{TIME}"] = numpy_of(piece["t"])
-            return made if ids.table is None else made | {"ids": numpy_of(piece["id"]).astype(ids.dtype)}
+            return made | {"ids": numpy_of(piece["id"]).astype(ids.dtype)}
 
-        write_rows(self.work, self._query(spec, cells), keyed.table, folder, of)
+        self._write_rows(spec, cells_of(encodings) | {"id": ids.key}, of)
         (folder / "arrays").mkdir(parents=True, exist_ok=True)
         save(folder / "arrays" / "num_nodes.npy", np.array(keyed.num_rows))
-        if ids.table is None:
-            save(folder / "ids.npy", np.arange(keyed.num_rows))
         notes, times = [f"{spec.name}.{name} {why}: it is left out." for name, why in left_out.items()], None
         if keyed.time is not None:
             of_rows = np.load(folder / "arrays" / f"{TIME}.npy", mmap_mode="r")
             times = span_of(of_rows, keyed.are_dates)
             if num_missing := int((of_rows == NEVER).sum()):
                 notes.append(f"{num_missing:,} rows of {spec.name} have no time, and no question sees them.")
-        for name, target in spec.fkeys.items():
-            found = np.load(folder / "keys" / f"{name}.npy", mmap_mode="r")
-            self._refuse_unknown(spec, [name] if UNKNOWN in found else [])
-            rows = np.flatnonzero(found >= 0)
-            write_ends(folder / "edges" / name, rows, found[rows], dtype_of(keyed.num_rows, self.ids[target].count))
-        of_features = [asdict(feature) for feature in features]
-        return {"features": of_features, "notes": notes, "times": times}
-
-    def _scan(self, spec: TableSpec) -> tuple[list[Encoding], dict[str, str]]:
-        """How the columns of a table are encoded, and why others are left out."""
-        keyed, table, kept = self.tables[spec.name], self.tables[spec.name].table, {spec.pkey, *spec.fkeys}
-        names = [name for name in table.types if name not in kept | self.drop or name == spec.time_col]
-        told = {name: spec.columns.get(name) for name in names if spec.columns.get(name) != "ignore"}
-        if spec.time_col is not None and not keyed.are_dates:
-            told.pop(spec.time_col)
-        lists = {name: Cells(name, table.types[name]) for name in told}
-        left_out = {
-            name: "holds lists, or the like"
-            for name, each in sorted(lists.items())
-            if not (each.is_text or each.is_date or each.is_real or each.type in WHOLE)
-        }
-        asked = {name: kind for name, kind in told.items() if name not in left_out}
-        seen = "true" if keyed.time is None else f"{keyed.time} < {NEVER if self.cut is None else self.cut}"
-        encodings, others = Scan(self.work, table, asked, seen, spec.time_col, embedding(self.manifest.text))()
-        return encodings, left_out | others
-
-    def _query(self, spec: TableSpec, cells: Mapping[str, str]) -> str:
-        """The query of some cells by name, and of the rows that foreign keys name: ``n0``, ``n1``, ..."""
-        keys = [(name, self.ids[target]) for name, target in spec.fkeys.items()]
-        return query_of(self.tables[spec.name].table, cells, keys, digits=True)
-
-    def _refuse_unknown(self, spec: TableSpec, columns: Collection[str]) -> None:
-        """Note the keys that name no row. RelBench leaves them out."""
-        for name in spec.fkeys:
-            if name in columns and not self.manifest.may_dangle:
-                target = self.manifest.tables[spec.fkeys[name]]
-                self.tables[spec.name].refuse_unknown(
-                    self.work, name, self.ids[target.name], target.name, target.pkey or ""
-                )
+        self._refuse_unknown(spec, [name for name, ends in keys.items() if ends.lowest[1] == UNKNOWN])
+        return {"features": [asdict(each) for each in _features(encodings)], "notes": notes, "times": times}
 
     def _write_links(self, spec: TableSpec) -> dict[str, Any]:
         """Write the edges that the rows of a table are, with their times."""
-        keyed, folder = self.tables[spec.name], self.folder(spec.name)
-        cells = {} if keyed.time is None else {TIME: keyed.time}
-        write_rows(self.work, self._query(spec, cells), keyed.table, folder / "rows", _as_they_are)
-        rows = {file.stem: np.load(file, mmap_mode="r") for file in (folder / "rows").glob("*.npy")}
-        first, second = rows.pop("n0"), rows.pop("n1")
-        self._refuse_unknown(spec, [n for n, ends in zip(spec.fkeys, (first, second), strict=True) if UNKNOWN in ends])
-        known = np.flatnonzero((first >= 0) & (second >= 0))
-        dtype = dtype_of(*(self.ids[target].count for target in spec.fkeys.values()))
-        write_ends(folder, first[known], second[known], dtype, {name: times[known] for name, times in rows.items()})
+        first, second = (self.ids[target] for target in spec.fkeys.values())
+        ends = Ends((first, second))
+
+        def of(piece: Mapping[str, Any]) -> dict[str, Column]:
+            carried = {TIME: numpy_of(piece["t"])} if "t" in piece else {}
+            edges = ends.of(numpy_of(piece["n0"]), numpy_of(piece["n1"]), carried)
+            return {f"edges/{spec.name}/{array}": rows for array, rows in edges.items()}
+
+        self._write_rows(spec, {}, of)
+        self._refuse_unknown(spec, [n for n, low in zip(spec.fkeys, ends.lowest, strict=True) if low == UNKNOWN])
         return {}
 
-    def add_edges(self, edge_type: EdgeType, folder: Path, *, flip: bool = False) -> None:
-        """Take in the edges in a folder, and what they carry."""
-        if not self.work.problems:
-            ends = NpyFile.of(folder / "edge_index.npy")
-            carried = {file.stem: RowFiles.of(file) for file in sorted((folder / "carried").glob("*.npy"))}
-            files = EdgeFiles(files=(ends,), num_edges=ends.shape[1], carried=Carried(carried), flip=flip)
-            self.edges[edge_type] = files
+    def _write_rows(self, spec: TableSpec, cells: Mapping[str, str], of: Callable[..., dict[str, Column]]) -> None:
+        """Write what becomes of the rows of a table, given some cells, their times, and the rows that keys name."""
+        keyed, keys = self.tables[spec.name], [(name, self.ids[target]) for name, target in spec.fkeys.items()]
+        times = {} if keyed.time is None else {"t": keyed.time}
+        write_rows(self.work, keyed.table, {**cells, **times}, keys, self.folder(spec.name), of, digits=True)
+
+    def _encodings(self, spec: TableSpec) -> tuple[list[Encoding], dict[str, str]]:
+        """How the columns of a table are encoded, and why others are left out."""
+        keyed, table, kept = self.tables[spec.name], self.tables[spec.name].table, {spec.pkey, *spec.fkeys}
+        names = [name for name in table.types if name not in kept | self.drop or name == spec.time_col]
+        asked = {name: spec.columns.get(name) for name in names if spec.columns.get(name) != "ignore"}
+        if spec.time_col is not None and not keyed.are_dates:
+            asked.pop(spec.time_col)
+        left_out = {}
+        for name in sorted(asked):
+            cells = table.cells(name)
+            if not (cells.is_text or cells.is_date or cells.is_real or cells.type in WHOLE):
+                left_out[name] = "holds lists, or the like"
+                asked.pop(name)
+        seen = "true" if keyed.time is None else f"{keyed.time} < {NEVER if self.cut is None else self.cut}"
+        embed, hidden = embedding(self.manifest.text), self.manifest.hidden(spec.name)
+        encodings, others = encodings_of(self.work, table, asked, seen, spec.time_col, embed, hidden)
+        return encodings, left_out | others
+
+    def _refuse_unknown(self, spec: TableSpec, columns: Collection[str]) -> None:
+        """Note the keys that name no row. RelBench leaves them out."""
+        for name in columns if not self.manifest.may_dangle else ():
+            target = self.manifest.tables[spec.fkeys[name]]
+            of_target = self.ids[target.name], target.name, target.pkey or ""
+            self.tables[spec.name].refuse_unknown(self.work, name, *of_target)
 
 
-def _as_they_are(piece: Mapping[str, Any]) -> dict[str, Column]:
-    return {name: numpy_of(column) for name, column in piece.items() if name != "row"}
-
-
-def _places(
-    encodings: Collection[Encoding], hidden: Collection[str]
-) -> tuple[dict[tuple[str, str], str], list[Feature]]:
-    """The array of each column and kind of numbers, and where it begins there."""
-    widths: dict[str, int] = {}
-    places, features = {}, []
+def _features(encodings: Collection[Encoding]) -> list[Feature]:
+    """Where the numbers of each column are."""
+    widths, features = dict[str, int](), []
     for each in encodings:
-        for kind, width in each.widths.items():
-            array = places[each.name, kind] = f"{each.name}_{kind}" if each.name in hidden else kind
-            if width:
-                features.append(Feature(each.name, array, widths.get(array, 0), width, each.size))
-                widths[array] = widths.get(array, 0) + width
-    return places, features
-
-
-def _encoded(
-    encodings: Collection[Encoding], places: Mapping[tuple[str, str], str], piece: Mapping[str, Any]
-) -> dict[str, Column]:
-    """The arrays of some rows."""
-    made: dict[str, list[Column]] = {}
-    for at, each in enumerate(encodings):
-        for kind, numbers in each(piece[f"v{at}"]).items():
-            made.setdefault(f"arrays/{places[each.name, kind]}", []).append(numbers)
-    return {array: np.concatenate(columns, axis=1) for array, columns in made.items()}
+        for array, width in each.widths.items():
+            features.append(Feature(each.name, array, widths.get(array, 0), width, each.size))
+            widths[array] = widths.get(array, 0) + width
+    return features
 
 
 def _tables_of(
@@ -352,20 +289,14 @@ def inputs_of_database(folder: Path, drop: frozenset[str]) -> Inputs:
     nodes, edges = dict[str, NodeFiles](), dict[EdgeType, EdgeFiles]()
     for table in manifest.tables.values():
         files = EdgeFiles(files=(table.path,), num_edges=count_rows(table.path))
-        if table.is_links:
-            first, second = table.fkeys.values()
-            edges[first, table.name, second] = edges[second, f"rev_{table.name}", first] = files
-            continue
-        nodes[table.name] = NodeFiles(table.path, table.path, {}, None)
-        for column, target in table.fkeys.items():
-            edges[table.name, column, target] = edges[target, f"rev_{column}", table.name] = files
+        nodes |= {} if table.is_links else {table.name: NodeFiles(table.path, table.path, {}, None)}
+        for source, name, target in table.edge_types:
+            edges[source, name, target] = edges[target, f"rev_{name}", source] = files
     for task in manifest.tasks.values():
         path = next(iter(task.files.values()))
         files = EdgeFiles(files=(path,), num_edges=sum(map(count_rows, task.files.values())))
         nodes[task.name] = NodeFiles(path, path, {}, None, task.task_type == "regression")
-        edges[task.entity_table, ASKED, task.name] = files
-        if task.receiver is not None:
-            edges[task.name, ANSWER, task.receiver] = files
+        edges |= dict.fromkeys(task.edge_types, files)
     if not edges:
         raise ValueError(
             f"{manifest.path} names no foreign keys and there is no task, so no row has to do with another."

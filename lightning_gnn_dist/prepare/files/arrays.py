@@ -269,7 +269,7 @@ class GrowingArrays:
                 kinds = " and ".join(f"{dtype}{list(more) or ''}" for dtype, more in (known, shape))
                 raise ValueError(f"{self._source}: {name} holds {kinds}: files of one table must be alike.")
             if name not in self._counts:
-                self._path(name).parent.mkdir(exist_ok=True)
+                self._path(name).parent.mkdir(parents=True, exist_ok=True)
                 self._path(name).unlink(missing_ok=True)
                 write_header(self._path(name), array.dtype, (0, *array.shape[1:]))
             append(self._path(name), array)

@@ -90,7 +90,7 @@ class EdgeFiles:
                 "a PyG file (.pt)."
             )
         files = tuple(file if isinstance(file, Path) and is_table(file) else _ends(file) for file in found)
-        return cls(files=files, num_edges=sum(map(_count, files)), columns=_columns(files, drop))
+        return cls(files=files, num_edges=sum(map(count_edges, files)), columns=_columns(files, drop))
 
     @property
     def tables(self) -> tuple[Path, ...]:
@@ -112,7 +112,7 @@ class EdgeFiles:
         begin = 0
         for array in self.files:
             assert isinstance(array, NpyFile)
-            count = _count(array)
+            count = count_edges(array)
             run = range(max(within.start - begin, 0), min(within.stop - begin, count))
             for first in run[::edges_at_once]:
                 yield self._checked(Piece(*_read(array, first, min(edges_at_once, run.stop - first)), array.path))
@@ -159,14 +159,15 @@ def _ends(file: Entry) -> NpyFile:
     return array
 
 
-def _count(file: NpyFile | Path) -> int:
+def count_edges(file: NpyFile | Path) -> int:
+    """How many edges an array or a table has; of a text an estimate."""
     if isinstance(file, Path):
         return count_rows(file)
     return file.shape[1] if file.shape[0] == 2 else file.shape[0]
 
 
 def _read(array: NpyFile, first: int, count: int) -> tuple[Column, Column]:
-    has_two_rows, total = array.shape[0] == 2, _count(array)
+    has_two_rows, total = array.shape[0] == 2, count_edges(array)
     if has_two_rows != array.by_column:  # all senders, then all receivers
         return _signed(array.read(first, count)), _signed(array.read(total + first, count))
     pairs = array.read(2 * first, 2 * count).reshape(count, 2)

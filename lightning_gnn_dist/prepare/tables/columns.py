@@ -11,17 +11,16 @@ list      as many numbers as it is long
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES
 from lightning_gnn_dist.prepare.files.arrays import SPLIT_WORDS, SPLITS, check_classes, check_purposes, purpose_of
-from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, literal, numpy_of, places_of, quoted
+from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, literal, numpy_of, places_of
 from lightning_gnn_dist.prepare.tables.text import WIDTH, hash_words
 
 KINDS = ("category", "number", "time", "text")
@@ -29,7 +28,9 @@ MOST_WORDS = 1_000  # different ones of what is taken for a category unless it i
 MOST = 100_000  # of a category, for each of which a model may learn a row
 NEARLY_ALL = 0.9  # of the cells of a column that is taken for one of numbers
 SECONDS_OF_DAY = 86_400
-FLOAT = np.dtype(np.float32)
+NO_SPLIT = ("", "none", "-")
+SURELY_EXACT = 1 << 24  # whole numbers below are numbers of float32
+FLOAT, DOUBLE, LONG, BOOL = (np.dtype(kind) for kind in (np.float32, np.float64, np.int64, np.bool_))
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ class Feature:
         kind: What it is.
         width: How many numbers a cell becomes, without a mark.
         is_marked: Whether some cells are empty.
-        fill: What these are.
+        mean: What these are.
         words: Of a category, in order.
+        array: What edges call it. Nodes have categories in one array, and all else in another.
     """
 
     name: str
@@ -51,8 +53,9 @@ class Feature:
     kind: str = "number"
     width: int = 1
     is_marked: bool = False
-    fill: float = 0.0
+    mean: float = 0.0
     words: Sequence[str] = ()
+    array: str = ""
 
     @property
     def sql(self) -> str:
@@ -63,8 +66,22 @@ class Feature:
             return f"TRY_CAST({self.cells.number} AS FLOAT)"
         return self.cells.seconds if self.kind == "time" else self.cells.value
 
-    def of(self, column: Any) -> Column:
-        """The numbers of a piece of pyarrow, a row for each cell."""
+    @property
+    def arrays(self) -> list[str]:
+        """What its arrays are called."""
+        if self.array:
+            return [self.array, f"{self.array}_is_missing"][: 1 + self.is_marked]
+        return [CATEGORIES if self.kind == "category" else "x"]
+
+    def of(self, column: Any) -> dict[str, Column]:
+        """The numbers of a piece of pyarrow, a row for each cell, by array."""
+        rows = self._rows(column)
+        if not self.array:
+            return {self.arrays[0]: rows}
+        found = {self.array: rows if self.kind in ("list", "text") else rows[:, 0]}
+        return found | ({f"{self.array}_is_missing": rows[:, 1]} if self.is_marked else {})
+
+    def _rows(self, column: Any) -> Column:
         if self.kind == "list":
             return numpy_of(column.flatten()).astype(FLOAT, copy=False).reshape(len(column), self.width)
         if self.kind == "category":
@@ -78,12 +95,12 @@ class Feature:
         if not self.is_marked:
             return values
         missing = np.isnan(values)
-        return np.concatenate([np.where(missing, FLOAT.type(self.fill), values), missing.astype(FLOAT)], axis=1)
+        return np.concatenate([np.where(missing, FLOAT.type(self.mean), values), missing.astype(FLOAT)], axis=1)
 
     @property
     def told(self) -> str:
         """What it becomes, in words."""
-        gaps = f"; an empty cell is {self.fill:,.6g}, the mean, and a mark" if self.is_marked else ""
+        gaps = f"; an empty cell is {self.mean:,.6g}, the mean, and a mark" if self.is_marked else ""
         return {
             "number": f"a number{gaps}",
             "time": f"days since 1970-01-01{gaps}",
@@ -91,138 +108,6 @@ class Feature:
             "text": f"{WIDTH} numbers by hashing words",
             "list": f"{self.width} numbers",
         }[self.kind]
-
-
-def features_of(work: Work, table: Table, names: Sequence[str], asked: Mapping[str, str]) -> list[Feature]:
-    """Find out what columns hold in all of their cells; note what is none of the kinds.
-
-    Args:
-        work: Reads the table.
-        table: The table.
-        names: The columns.
-        asked: The kinds of some, as told.
-    """
-    cells = [Cells(quoted(name), table.types[name]) for name in names]
-    asked_of = [
-        each.counts
-        | {"dates": f"count({each.seconds})", "words": f"approx_count_distinct({each.word})"}
-        | {"mean": f"avg({each.number}) FILTER (isfinite({each.number}))", "seconds": f"avg({each.seconds})"}
-        for each in cells
-    ]
-    with work.one_thread():
-        of_all, *looks = work.looks(table, [{"rows": "count(*)"}, *asked_of])
-    rows = of_all.rows
-    features = []
-    for name, each, look in zip(names, cells, looks, strict=True):
-        kind = _kind(work, table, name, each, look, asked.get(name))
-        mean = (look.seconds or 0.0) / SECONDS_OF_DAY if kind == "time" else look.mean or 0.0
-        is_marked = look.there < rows and kind in ("number", "time")
-        width = look.longest if kind == "list" else WIDTH if kind == "text" else 1
-        features.append(Feature(name, each, kind, width, is_marked, mean))
-    of_words = {each.name: each.cells for each in features if each.kind == "category"}
-    about, way_out = (
-        {n: look.words for n, look in zip(names, looks, strict=True)},
-        ": say that it is text (--as text {}).",
-    )
-    words = words_of(work, table, of_words, about, asked.keys() & of_words, way_out)
-    return [replace(each, words=sorted(words.get(each.name, ()))) for each in features]
-
-
-def words_of(
-    work: Work,
-    table: Table,
-    cells: Mapping[str, Cells],
-    about: Mapping[str, int],
-    told: Collection[str],
-    way_out: str,
-    seen: str = "true",
-) -> dict[str, dict[str, int]]:
-    """How often each word occurs, in columns that are categories or may be; of too many words nothing is known.
-
-    Args:
-        work: Reads the table.
-        table: The table.
-        cells: The columns.
-        about: About how many words each column has.
-        told: Those that are said to be categories, which are refused if they have too many words.
-        way_out: What to do then.
-        seen: The SQL of which rows count.
-    """
-    few = {name: each for name, each in cells.items() if about[name] <= 2 * (MOST if name in told else MOST_WORDS)}
-    histograms = [f"histogram({each.value}) FILTER ({seen})" for each in few.values()]
-    counts = work.look(table, ", ".join(histograms)) if few else ()
-    found = {name: each or {} for name, each in zip(few, counts, strict=True)}
-    for name in told:
-        if len(found.get(name, range(MOST + 1))) > MOST:
-            what = f"has more than {MOST:,} different words{way_out.format(name)}"
-            work.problems.append(f"{table.source}: column {name!r} {what}")
-    return found
-
-
-def _kind(work: Work, table: Table, name: str, cells: Cells, look: Any, asked: str | None) -> str:
-    """The kind that was told, or else the first that fits."""
-    note, way_out = (
-        partial(work.refuse_cells, table, name),
-        f"Give another number, or leave the column out (--drop {name}).",
-    )
-    told = f"{table.source}: column {name!r}"
-    if not look.there:
-        work.problems.append(f"{told} has no cell that is not empty: leave it out (--drop {name}).")
-    if cells.is_list:
-        if look.shortest != look.longest:
-            work.problems.append(f"{told} holds lists of unequal length: leave it out (--drop {name}).")
-        note(f"{cells.name} IS NULL", f"and a feature is a number. {way_out}")
-        note(cells.is_not_finite, f"which is no finite float32. {way_out}")
-        return "list"
-    is_known = cells.is_text or cells.is_date or cells.is_real or cells.type in WHOLE
-    if not is_known:
-        work.problems.append(
-            f"{told} holds {cells.type}, of which no number was made. Cast it, or leave it out (--drop {name})."
-        )
-    is_number = not cells.is_text and not cells.is_date
-    are_numbers = is_number or look.numbers > NEARLY_ALL * look.there
-    is_time = cells.is_date or look.dates == look.there
-    kind = asked or ("number" if are_numbers else "time" if is_time else "category")
-    if kind == "category" and asked is None and look.words > MOST_WORDS:
-        kind = "text"
-    if kind == "number" and look.numbers < look.there:
-        bad = f"{cells.name} IS NOT NULL AND {cells.number} IS NULL"
-        note(bad, f"which is no number, as nearly all others are. Correct it, empty it, or say: --as category {name}.")
-    elif kind == "number" and look.whole == look.there and not cells.is_real:
-        note(cells.is_rounded, f"which float32 rounds: write it with a fraction (.0) if that may be. {way_out}")
-    elif kind == "number":
-        note(cells.is_not_finite, f"which is no finite float32. {way_out}")
-    elif kind == "time" and look.dates < look.there:
-        note(f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL", "and times are dates, such as 2024-07-01.")
-    return kind
-
-
-NO_SPLIT = ("", "none", "-")
-SURELY_EXACT = 1 << 24  # whole numbers below are numbers of float32
-NONE: Column = np.empty((0, 2), np.float32)
-DOUBLE, LONG, BOOL = (np.dtype(kind) for kind in (np.float64, np.int64, np.bool_))
-
-
-class Look(NamedTuple):
-    """What a look at all cells of a column has told: their kind, and of lists their length."""
-
-    cells: Cells
-    kind: str
-    width: int
-
-
-def look_at(work: Work, table: Table, names: Collection[str]) -> dict[str, Look]:
-    """Find out what columns hold in all of their cells: ``whole`` numbers, any ``number``, a ``word``, a ``list``."""
-    cells = {name: Cells(quoted(name), table.types[name]) for name in names}
-    found = work.looks(table, [each.counts for each in cells.values()]) if cells else []
-    made = {}
-    for (name, each), look in zip(cells.items(), found, strict=True):
-        kind = "whole" if look.whole == look.there else "number" if look.numbers == look.there else "word"
-        made[name] = Look(each, "list" if each.is_list else kind, look.longest or 0)
-        if look.shortest != look.longest:
-            told = "holds lists of unequal length: leave it out"
-            work.problems.append(f"{table.source}: column {name!r} {told} (--drop {name}).")
-    return made
 
 
 @dataclass(frozen=True)
@@ -243,12 +128,55 @@ class Made:
     width: int = 0
     words: Sequence[str] | None = None
 
-    def of(self, column: Any) -> Column:
+    def of(self, column: Any) -> dict[str, Column]:
         """The rows of a piece, given its column of pyarrow."""
         if self.words is not None:
-            return places_of(column, self.words).astype(self.dtype, copy=False)
+            return {self.array: places_of(column, self.words).astype(self.dtype, copy=False)}
         values = numpy_of(column.flatten() if self.width else column).astype(self.dtype, copy=False)
-        return values.reshape(len(column), self.width) if self.width else values
+        return {self.array: values.reshape(len(column), self.width) if self.width else values}
+
+
+def cells_of(made: Sequence[Feature | Made]) -> dict[str, str]:
+    """The SQL of the cells of all columns."""
+    return {f"c{at}": each.sql for at, each in enumerate(made)}
+
+
+def arrays_of(made: Sequence[Feature | Made], piece: Mapping[str, Any]) -> dict[str, Column]:
+    """The arrays of a piece of ``cells_of``: what several columns become of one stands side by side."""
+    found: dict[str, list[Column]] = {}
+    for at, each in enumerate(made):
+        for array, rows in each.of(piece[f"c{at}"]).items():
+            found.setdefault(array, []).append(rows)
+    return {name: parts[0] if len(parts) == 1 else np.concatenate(parts, 1) for name, parts in found.items()}
+
+
+def words_of(
+    work: Work,
+    table: Table,
+    columns: Mapping[str, int],
+    told: Collection[str],
+    way_out: str,
+    seen: str = "true",
+) -> dict[str, dict[str, int]]:
+    """How often each word occurs, in columns that are categories or may be; of too many words nothing is known.
+
+    Args:
+        work: Reads the table.
+        table: The table.
+        columns: The columns, and about how many words each has.
+        told: Those that are said to be categories, which are refused if they have too many words.
+        way_out: What to do then.
+        seen: The SQL of which rows count.
+    """
+    few = [name for name, about in columns.items() if about <= 2 * (MOST if name in told else MOST_WORDS)]
+    histograms = [f"histogram({table.cells(name).value}) FILTER ({seen})" for name in few]
+    counts = work.look(table, ", ".join(histograms)) if few else ()
+    found = {name: each or {} for name, each in zip(few, counts, strict=True)}
+    for name in told:
+        if len(found.get(name, range(MOST + 1))) > MOST:
+            what = f"has more than {MOST:,} different words{way_out.format(name)}"
+            work.problems.append(f"{table.source}: column {name!r} {what}")
+    return found
 
 
 class Columns:
@@ -277,60 +205,82 @@ class Columns:
         plain: bool = False,
         kinds: Mapping[str, str] | None = None,
     ) -> None:
-        self._work, self._table, self.made, self._of_edges = work, table, list[Made](), of_edges
+        self._work, self._table, self.made = work, table, list[Made]()
         self._bad: list[tuple[str, str, str]] = []  # column, SQL, and what is wrong with it
-        roles = {name: "feature" if plain else _role(name, time) for name in names}
-        features = [name for name in names if roles[name] == "feature"]
-        self._kinds = {name: kind for name, kind in (kinds or {}).items() if name in features}
-        self._suspects = bool(self._kinds) or any(not _is_number(table.types[name]) for name in features)
-        arrays = {name: f"edge_{name.removeprefix('edge_')}" for name in features} if of_edges else {}
-        arrays |= {name: purpose_of(name) for name in names if name not in arrays}
-        of_split = [f"{split}_mask" for split in SPLITS]
+        roles = {name: None if plain else self._role(name, time) for name in names}
+        others = {name: role for name, role in roles.items() if role is not None}
+        features = [name for name in names if name not in others]
+        arrays = {name: f"edge_{name.removeprefix('edge_')}" for name in features if of_edges}
+        masks = [f"{split}_mask" for split in SPLITS]
         check_purposes(
-            ((n, a) for n in names for a in (of_split if roles[n] == "split" else [arrays[n]])), table.source
+            (
+                (name, array)
+                for name in names
+                for array in (masks if roles[name] == self._split else [arrays.get(name, purpose_of(name))])
+            ),
+            table.source,
         )
-        looks = look_at(work, table, [n for n in names if roles[n] != "feature"])
-        for name in names:
-            if roles[name] != "feature":
-                getattr(self, f"_{roles[name]}")(name, looks[name])
-        self.features = [Feature(name, Cells(quoted(name), table.types[name])) for name in features]
+        looks = work.look_at(table, others)[1] if others else {}
+        for name, role in others.items():
+            kind = self._kind_of_others(name, looks[name])
+            role(name, table.cells(name), kind, looks[name].longest or 0)
+        self.features = [Feature(name, table.cells(name), array=arrays.get(name, "")) for name in features]
         self._refuse()
+        self._kinds = {name: kind for name, kind in (kinds or {}).items() if name in features}
+        self._suspects = bool(self._kinds) or any(not _is_number(each.cells) for each in self.features)
         self._was_looked_at = False
         if self._suspects:
             self.look()
 
     @property
-    def arrays(self) -> list[str]:
-        """The names of all arrays."""
-        return [*(made.array for made in self.made), *self._arrays_of([])]
+    def all(self) -> list[Feature | Made]:
+        """All of them."""
+        return [*self.made, *self.features]
 
     @property
-    def cells(self) -> dict[str, str]:
-        """The SQL of the cells of all columns of all arrays."""
-        return {f"c{at}": made.sql for at, made in enumerate(self.made)} | {
-            f"f{at}": each.sql for at, each in enumerate(self.features)
-        }
+    def arrays(self) -> list[str]:
+        """The names of all arrays."""
+        return [*(made.array for made in self.made), *(name for each in self.features for name in each.arrays)]
 
     def of(self, piece: Mapping[str, Any]) -> dict[str, Column]:
-        """The arrays of a piece of ``cells``."""
-        found = {made.array: made.of(piece[f"c{at}"]) for at, made in enumerate(self.made)}
-        rows = [each.of(piece[f"f{at}"]) for at, each in enumerate(self.features)]
+        """The arrays of a piece."""
+        found = arrays_of(self.all, piece)
         if not self._suspects:
-            self._suspects = not all((np.abs(each) < SURELY_EXACT).all() for each in rows)
-        return found | self._arrays_of(rows)
+            names = {name for each in self.features for name in each.arrays}
+            self._suspects = not all((np.abs(found[name]) < SURELY_EXACT).all() for name in names)
+        return found
 
-    def must_be_read_again(self) -> bool:
-        """Whether features were no finite numbers, but are of another kind. What is of none is noted."""
-        if not self._suspects or not self.features or self._was_looked_at:
-            return False
-        before = self.features
-        self.look()
-        return self.features != before and not self._work.problems
+    def readings(self) -> Iterator[None]:
+        """Come once for each time that rows are to be read: again if features are of other kinds than was thought.
+
+        Where something is wrong already, rows are not read, and what is wrong with features is noted.
+        """
+        if not self._work.problems:
+            yield
+            before, is_open = self.features, self._suspects and not self._was_looked_at
+        if self._work.problems or is_open:
+            self.look()
+        if not self._work.problems and self.features != before:
+            yield
 
     def look(self) -> None:
-        """Find out what features are, and note what is wrong with them."""
-        names = [each.name for each in self.features]
-        self.features, self._was_looked_at = features_of(self._work, self._table, names, self._kinds), True
+        """Find out what features hold in all of their cells; note what is none of the kinds."""
+        if self._was_looked_at or not self.features:
+            return
+        self._was_looked_at, work, table = True, self._work, self._table
+        more = {"words": "approx_count_distinct({word})", "seconds": "avg({seconds})"}
+        more["mean"] = "avg({number}) FILTER (isfinite({number}))"
+        rows, looks = work.look_at(table, (each.name for each in self.features), more)
+        made = []
+        for each in self.features:
+            look, kind = looks[each.name], self._kind(each.name, each.cells, looks[each.name])
+            mean = (look.seconds or 0.0) / SECONDS_OF_DAY if kind == "time" else look.mean or 0.0
+            is_marked = look.there < rows and kind in ("number", "time")
+            width = look.longest if kind == "list" else WIDTH if kind == "text" else 1
+            made.append(replace(each, kind=kind, width=width, is_marked=is_marked, mean=mean))
+        of_words = {each.name: looks[each.name].words for each in made if each.kind == "category"}
+        words = words_of(work, table, of_words, self._kinds.keys() & of_words, ": say that it is text (--as text {}).")
+        self.features = [replace(each, words=tuple(sorted(words.get(each.name, ())))) for each in made]
 
     @property
     def told(self) -> list[tuple[str, str]]:
@@ -342,45 +292,78 @@ class Columns:
         """The words of each column of categories, in order."""
         return {each.name: each.words for each in self.features if each.kind == "category"}
 
-    def _arrays_of(self, rows: Sequence[Column]) -> dict[str, Column]:
-        """The arrays of features, given the rows of each."""
-        if not self._of_edges:
-            of_kinds: dict[str, list[Column]] = {}
-            for at, each in enumerate(self.features):
-                array = CATEGORIES if each.kind == "category" else "x"
-                of_kinds.setdefault(array, []).append(rows[at] if rows else NONE)
-            return {name: parts[0] if len(parts) == 1 else np.concatenate(parts, 1) for name, parts in of_kinds.items()}
-        found = {}
-        for at, each in enumerate(self.features):
-            name, made = f"edge_{each.name.removeprefix('edge_')}", rows[at] if rows else NONE
-            if each.is_marked:
-                found[f"{name}_is_missing"], made = made[:, 1], made[:, :1]
-            found[name] = made if each.kind in ("list", "text") else made[:, 0]
-        return found
+    def _kind(self, name: str, cells: Cells, look: Any) -> str:
+        """The kind that was told, or else the first that fits."""
+        note, way_out = self._note, f"Give another number, or leave the column out (--drop {name})."
+        if not look.there:
+            self._tell(name, f"has no cell that is not empty: leave it out (--drop {name}).")
+        if cells.is_list:
+            self._check_lengths(name, look)
+            note(name, f"{cells.name} IS NULL", f"and a feature is a number. {way_out}")
+            note(name, cells.is_not_finite, f"which is no finite float32. {way_out}")
+            return "list"
+        if not (_is_number(cells) or cells.is_date):
+            out = f"Cast it, or leave it out (--drop {name})."
+            self._tell(name, f"holds {cells.type}, of which no number was made. {out}")
+        is_number, asked = not cells.is_text and not cells.is_date, self._kinds.get(name)
+        are_numbers = is_number or look.numbers > NEARLY_ALL * look.there
+        is_time = cells.is_date or look.dates == look.there
+        kind = asked or ("number" if are_numbers else "time" if is_time else "category")
+        if kind == "category" and asked is None and look.words > MOST_WORDS:
+            kind = "text"
+        if kind == "number" and look.numbers < look.there:
+            bad, way_out = f"{cells.name} IS NOT NULL AND {cells.number} IS NULL", f"say: --as category {name}."
+            note(name, bad, f"which is no number, as nearly all others are. Correct it, empty it, or {way_out}")
+        elif kind == "number" and look.whole == look.there and not cells.is_real:
+            what = "which float32 rounds: write it with a fraction (.0) if that may be."
+            note(name, cells.is_rounded, f"{what} {way_out}")
+        elif kind == "number":
+            note(name, cells.is_not_finite, f"which is no finite float32. {way_out}")
+        elif kind == "time" and look.dates < look.there:
+            bad = f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL"
+            note(name, bad, "and times are dates, such as 2024-07-01.")
+        return kind
 
-    def _time(self, name: str, look: Look) -> None:
+    def _role(self, name: str, time: str | None) -> Callable[..., None] | None:
+        """What makes an array of a column that is no feature."""
+        purpose = purpose_of(name)
+        if name == time:
+            return self._time
+        return {"y": self._label, "split": self._split}.get(purpose, self._mask if purpose.endswith("_mask") else None)
+
+    def _kind_of_others(self, name: str, look: Any) -> str:
+        """What cells hold: ``whole`` numbers, any ``number``, a ``word``, a ``list``."""
+        self._check_lengths(name, look)
+        if self._table.cells(name).is_list:
+            return "list"
+        return "whole" if look.whole == look.there else "number" if look.numbers == look.there else "word"
+
+    def _time(self, name: str, cells: Cells, kind: str, width: int) -> None:
         """Numbers, or dates, which become seconds since 1970."""
-        cells, array, real = look.cells, purpose_of(name), FLOAT if look.cells.type == "FLOAT" else DOUBLE
+        array, real = purpose_of(name), FLOAT if cells.type == "FLOAT" else DOUBLE
         empty = f"{cells.name} IS NULL OR coalesce(isnan({cells.number}), false)"
         self._bad.append((name, empty, "and every row needs a time: remove the row, or give one."))
-        if look.kind in ("list", "word"):
+        if kind in ("list", "word"):
             what = "and times are dates, such as 2024-07-01, or numbers, such as days or seconds since 1970."
             self._bad.append((name, f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL", what))
             self.made.append(Made(array, LONG, f"coalesce({cells.seconds}, 0)"))
-        elif look.kind == "whole":
+        elif kind == "whole":
             self.made.append(Made(array, LONG, cells.whole))
         else:
             self.made.append(Made(array, real, cells.number))
 
-    def _label(self, name: str, look: Look) -> None:
+    def _label(self, name: str, cells: Cells, kind: str, width: int) -> None:
         """Whole numbers, numbers, or words, which get numbers in their order. An empty cell is no label."""
-        cells, real = look.cells, FLOAT if look.cells.type in ("FLOAT", "FLOAT[]") else DOUBLE
-        if look.kind == "list":
+        real, are_words = (
+            FLOAT if cells.type in ("FLOAT", "FLOAT[]") else DOUBLE,
+            cells.is_text and self._table.is_typed,
+        )
+        if kind == "list":
             entries = LONG if cells.type.removesuffix("[]") in WHOLE else real
-            self.made.append(Made("y", entries, cells.name, look.width))
-        elif look.kind == "whole" and not (cells.is_text and self._table.is_typed):
+            self.made.append(Made("y", entries, cells.name, width))
+        elif kind == "whole" and not are_words:
             self.made.append(Made("y", LONG, f"coalesce({cells.whole}, -1)"))
-        elif look.kind == "number" and not (cells.is_text and self._table.is_typed):
+        elif kind == "number" and not are_words:
             self.made.append(Made("y", real, f"coalesce({cells.number}, 'nan'::DOUBLE)"))
         else:
             rows = f"SELECT DISTINCT {cells.word} FROM {self._table.name} WHERE {cells.name} IS NOT NULL ORDER BY 1"
@@ -388,16 +371,16 @@ class Columns:
             check_classes(words, f"{self._table.source}: column {name!r}")
             self.made.append(Made("y", LONG, cells.word, words=words))
 
-    def _split(self, name: str, look: Look) -> None:
-        word = f"lower(coalesce({look.cells.word}, ''))"
+    def _split(self, name: str, cells: Cells, kind: str, width: int) -> None:
+        word = f"lower(coalesce({cells.word}, ''))"
         known = ", ".join(map(literal, [*SPLIT_WORDS, *NO_SPLIT]))
         self._bad.append((name, f"{word} NOT IN ({known})", "which is no split: train, val, test or nothing is known."))
         for split in SPLITS:
             words = ", ".join(literal(each) for each, meant in SPLIT_WORDS.items() if meant == split)
             self.made.append(Made(f"{split}_mask", BOOL, f"{word} IN ({words})"))
 
-    def _mask(self, name: str, look: Look) -> None:
-        word, number = f"lower({look.cells.word})", look.cells.number
+    def _mask(self, name: str, cells: Cells, kind: str, width: int) -> None:
+        word, number = f"lower({cells.word})", cells.number
         marked, unmarked = (f"({word} = {literal(a)} OR {number} = {b})" for a, b in (("true", 1), ("false", 0)))
         bad = f"NOT coalesce({marked} OR {unmarked}, false)"
         self._bad.append((name, bad, "and a mask holds 0 and 1, or False and True."))
@@ -409,19 +392,19 @@ class Columns:
             found = self._work.look(self._table, ", ".join(f"count(*) FILTER ({bad})" for _, bad, _ in self._bad))
             for (name, bad, what), count in zip(self._bad, found, strict=True):
                 if count:
-                    self._work.refuse_cells(self._table, name, bad, what)
-            self._bad.clear()
+                    self._note(name, bad, what)
+
+    def _check_lengths(self, name: str, look: Any) -> None:
+        if look.shortest != look.longest:
+            self._tell(name, f"holds lists of unequal length: leave it out (--drop {name}).")
+
+    def _note(self, name: str, bad: str, what: str) -> None:
+        self._work.refuse_cells(self._table, name, bad, what)
+
+    def _tell(self, name: str, what: str) -> None:
+        self._work.problems.append(f"{self._table.source}: column {name!r} {what}")
 
 
-def _is_number(kind: str) -> bool:
+def _is_number(cells: Cells) -> bool:
     """Whether the cells of a type are numbers, or texts that may be."""
-    cells = Cells("", kind)
-    return cells.is_text or cells.is_real or kind in WHOLE
-
-
-def _role(name: str, time: str | None) -> str:
-    """What a column is for: the name of the method that makes an array of it."""
-    if name == time:
-        return "time"
-    purpose = purpose_of(name)
-    return {"y": "label", "split": "split"}.get(purpose, "mask" if purpose.endswith("_mask") else "feature")
+    return cells.is_text or cells.is_real or cells.type in WHOLE

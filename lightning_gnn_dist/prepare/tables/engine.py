@@ -1,4 +1,4 @@
-"""DuckDB at work in a file, which holds what was read and which stages are done; ids, and rows as arrays.
+"""DuckDB at work in a file, which holds what was read and which stages are done.
 
 Files are views, read anew by each query: to load a text into DuckDB takes five times as long as to read it. Nothing
 here needs an extension of DuckDB that is not in its wheel.
@@ -9,10 +9,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,22 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from lightning_gnn_dist.graph.storage.files import flush
-from lightning_gnn_dist.graph.storage.npy import Column, save
-from lightning_gnn_dist.prepare.files.arrays import GrowingArrays
+from lightning_gnn_dist.graph.storage.npy import Column
 
-WHOLE = {
-    "TINYINT",
-    "SMALLINT",
-    "INTEGER",
-    "BIGINT",
-    "UTINYINT",
-    "USMALLINT",
-    "UINTEGER",
-    "UBIGINT",
-    "HUGEINT",
-    "BOOLEAN",
-}
+WHOLE = {f"{sign}{size}INT" for sign in ("", "U") for size in ("TINY", "SMALL", "BIG")}
+WHOLE |= {"INTEGER", "UINTEGER", "HUGEINT", "BOOLEAN"}
 REAL = {"FLOAT", "DOUBLE", '"NULL"'}  # the last of a column without a value
 MOST_EXACT = (1 << 62) - 1
 
@@ -124,19 +111,28 @@ class Cells:
         return f"{self.name} IS NOT NULL AND NOT coalesce({finite}, false)"
 
     @property
-    def written_whole(self) -> str:
-        """Whether a text is a whole number as one is written: 007 and 1_000 are words."""
-        return f"CAST(TRY_CAST({self.name} AS BIGINT) AS VARCHAR) = {self.name}"
+    def written(self) -> str:
+        """Itself where a text is a whole number as one is written: 007 and 1_000 are words."""
+        is_written = f"CAST(TRY_CAST({self.name} AS BIGINT) AS VARCHAR) = {self.name}"
+        return f"CASE WHEN {is_written} THEN {self.name} END" if self.is_text else "NULL"
 
     @property
-    def counts(self) -> dict[str, str]:
-        """The SQL of how many cells there are, and how many of each kind; of lists the shortest and the longest."""
-        lengths = [f"{of}(len({self.name}))" if self.is_list else "0" for of in ("min", "max")]
-        cells = {"there": self.name, "whole": self.whole, "numbers": self.number}
-        counts = {what: f"count({sql})" for what, sql in cells.items()}
-        return counts | {"shortest": lengths[0], "longest": lengths[1]}
+    def length(self) -> str:
+        """How long a list is."""
+        return f"len({self.name})" if self.is_list else "NULL"
 
 
+FORMS = ("name", "word", "value", "whole", "number", "seconds", "written", "length")
+COUNTS = {
+    "there": "count({name})",
+    "whole": "count({whole})",
+    "numbers": "count({number})",
+    "dates": "count({seconds})",
+    "written": "count({written})",
+    "shortest": "min({length})",
+    "longest": "max({length})",
+    "size": "max(length({word}))",
+}
 LEAST_ROWS, ROWS_AT_ONCE = 1 << 11, 122_880  # DuckDB's vector, and its row group
 BYTES_PER_ROW = 1 << 9  # of a piece, about
 LEAST_BYTES = 1 << 27  # that DuckDB is given: with less it reads no table at all
@@ -192,6 +188,10 @@ class Table:
     check: Callable[[Run], list[str]] = lambda run: []
     lengths: Mapping[Path, str] = field(default_factory=dict)
 
+    def cells(self, column: str) -> Cells:
+        """The cells of a column."""
+        return Cells(quoted(column), self.types[column])
+
 
 class Problems(ValueError):
     """All that is wrong with some tables."""
@@ -216,14 +216,17 @@ class Work:
         self.db = duckdb_for().connect(str(folder / "tables.duckdb"))
         self.rows_at_once = max(LEAST_ROWS, min(memory_bytes // BYTES_PER_ROW, ROWS_AT_ONCE))
         most, cores = max(memory_bytes * 7 // 10, LEAST_BYTES), os.cpu_count() or 1
-        self.run(f"SET memory_limit = '{most}B'")
         self._threads = max(1, min(cores, most // BYTES_PER_THREAD))
-        self.run(f"SET threads = {self._threads}")
-        self.run(f"SET temp_directory = {literal(self.folder / 'spill')}")
-        self.run("SET TimeZone = 'UTC'")
-        self.run("SET enable_progress_bar = false")
-        self.run("SET autoinstall_known_extensions = false")
-        self.run("SET disabled_optimizers = 'join_order,build_side_probe_side'")  # so that rows stay in order
+        for setting in (
+            f"memory_limit = '{most}B'",
+            f"threads = {self._threads}",
+            f"temp_directory = {literal(self.folder / 'spill')}",
+            "TimeZone = 'UTC'",
+            "enable_progress_bar = false",
+            "autoinstall_known_extensions = false",
+            "disabled_optimizers = 'join_order,build_side_probe_side'",  # so that rows stay in order
+        ):
+            self.run(f"SET {setting}")
         self.run("CREATE TABLE IF NOT EXISTS done (stage VARCHAR PRIMARY KEY, facts VARCHAR)")
 
     def __enter__(self) -> Work:
@@ -253,18 +256,28 @@ class Work:
         self.problems += table.check(self.run)
         return found
 
-    def looks(self, table: Table, asked: Iterable[Mapping[str, str]]) -> list[Any]:
-        """What one look at all rows tells: for each mapping of names to SQL an object with these names."""
-        asked = list(asked)
-        found = iter(self.look(table, ", ".join(sql for each in asked for sql in each.values())))
-        return [SimpleNamespace(**dict(zip(each, found, strict=False))) for each in asked]
+    def look_at(
+        self, table: Table, names: Iterable[str], more: dict[str, str] | None = None, seen: str = "true"
+    ) -> tuple[int, dict[str, Any]]:
+        """How many rows are seen, and what one look at them all tells of some columns.
 
-    @contextmanager
-    def one_thread(self) -> Iterator[None]:
-        """Sums of floating point numbers by one thread are the same every time."""
-        self.run("SET threads = 1")
-        yield
+        Args:
+            table: The table.
+            names: The columns.
+            more: What to find out beside ``COUNTS``, by name: SQL with the forms of a cell in braces.
+            seen: The SQL of whether a row is seen.
+        """
+        names, asked = [*names], COUNTS | (more or {})
+        forms = [f"{getattr(table.cells(name), form)} AS {form}{at}" for at, name in enumerate(names) for form in FORMS]
+        rows = f"(SELECT {', '.join([*forms, f'{seen} AS seen'])} FROM {table.name})"
+        told = ["count(*) FILTER (seen)"]
+        for at in range(len(names)):
+            told += [sql.format(**{form: f"{form}{at}" for form in FORMS}) for sql in asked.values()]
+        self.run(f"SET threads = {1 if more else self._threads}")  # sums by one thread are the same every time
+        num_rows, *found = self.look(replace(table, name=rows), ", ".join(told))
         self.run(f"SET threads = {self._threads}")
+        cells = iter(found)
+        return num_rows, {name: SimpleNamespace(**dict(zip(asked, cells, strict=False))) for name in names}
 
     def stream(self, query: str, table: Table) -> Iterator[dict[str, Any]]:
         """Yield the rows of a query of a table in pieces, as columns of pyarrow by name."""
@@ -333,163 +346,3 @@ def places_of(column: Any, words: Sequence[str]) -> Column:
 def numpy_of(column: Any) -> Column:
     """A column of pyarrow as array, that may be written to."""
     return np.require(column.to_numpy(zero_copy_only=False), requirements="W")
-
-
-LONG = np.dtype(np.int64)
-UNKNOWN = -2  # the node that a key names that names none; -1 if there is no key
-
-
-@dataclass(frozen=True)
-class Ids:
-    """The ids of the nodes of a type.
-
-    Args:
-        source: Where they come from, for errors.
-        count: How many nodes there are, if that is known.
-        table: The table of ids, with the number of each node, and the SQL of one; None if nodes are numbered.
-        key: The SQL of an id in its table.
-        dtype: The type of ids, whole numbers or words.
-        are_known: Whether there are such ids.
-    """
-
-    source: Path
-    count: int | None
-    table: Table | None = None
-    key: str = ""
-    dtype: np.dtype[Any] = LONG
-    are_known: bool = True
-
-    @property
-    def are_whole(self) -> bool:
-        return self.dtype == LONG
-
-    def join(self, cells: Cells, name: str, *, digits: bool = False) -> tuple[str, str]:
-        """The SQL of the node that a cell names, and the join that finds it.
-
-        Args:
-            cells: The cells.
-            name: What the ids are called in the query.
-            digits: Whether a word of digits, such as 007, names the whole number.
-        """
-        if self.table is None:
-            return cells.whole, ""
-        mine, theirs = cells.word, f"CAST({name}.k AS VARCHAR)"
-        if self.are_whole and (digits or cells.type in WHOLE):
-            mine, theirs = cells.whole, f"{name}.k"
-        return f"{name}.n", f" LEFT JOIN {self.table.name} AS {name} ON {mine} = {theirs}"
-
-
-def ids_of(work: Work, name: str, table: Table, column: str) -> Ids:
-    """Check the ids of nodes, and keep them with their numbers. They are whole numbers if each is written as one."""
-    cells = Cells(quoted(column), table.types[column])
-    kept = Table(quoted(name), table.source, {})
-
-    def look() -> list[int]:
-        written = f"count(*) FILTER ({cells.written_whole})" if cells.is_text else "0"
-        return [*work.look(table, f"count(*), count({cells.name}), {written}, max(length({cells.word}))")]
-
-    count, num_there, num_written, longest = work.stage(f"look at {name}", look)
-    are_whole = cells.type in WHOLE or (not table.is_typed and num_there == num_written)
-    key = f"CAST({cells.name} AS BIGINT)" if are_whole else cells.word
-
-    def keep() -> None:
-        work.run(f"CREATE OR REPLACE TABLE {kept.name} AS SELECT {ROW} AS n, {key} AS k FROM {table.name}")
-        of_all = f"SELECT k, count(*) AS c, min(n) AS n FROM {kept.name} WHERE k IS NOT NULL GROUP BY k HAVING c > 1"
-        for each, times, row in work.run(f"{of_all} ORDER BY n LIMIT 3"):
-            told = "twice" if times == 2 else f"{times} times"
-            work.problems.append(
-                f"{table.source} lists node {each} {told}, first in row {row + 1:,}: every node has one row."
-            )
-        work.refuse_cells(
-            table, column, f"{cells.name} IS NULL", "and every node has an id: fill it, or remove the row."
-        )
-
-    if not count:
-        work.problems.append(f"{table.source} has no rows: leave the table out, or fill it.")
-    are_known = not (cells.is_real or cells.is_list)
-    if not are_known:
-        work.problems.append(no_ids(table.source, column, cells.type))
-    else:
-        work.stage(name, keep)
-    dtype = LONG if are_whole else np.dtype(f"<U{max(longest or 1, 1)}")
-    return Ids(table.source, count, kept, key, dtype, are_known)
-
-
-def dtype_of(*counts: int | None) -> np.dtype[Any]:
-    """The type of ends among so many nodes; of unknown ones the longer."""
-    known = [count for count in counts if count is not None]
-    return np.dtype(np.int32) if len(known) == len(counts) and max(known) <= np.iinfo(np.int32).max else LONG
-
-
-def no_ids(source: Path, column: str, kind: str) -> str:
-    """Why a column names no nodes."""
-    return (
-        f"{source} names nodes by numbers with a fraction (column {column!r} holds {kind.lower()}): an id is a whole "
-        "number or a word. Empty cells become such numbers: remove those rows, and cast the column to int64."
-    )
-
-
-def query_of(
-    table: Table, cells: Mapping[str, str], keys: Sequence[tuple[str, Ids]] = (), *, digits: bool = False
-) -> str:
-    """The query of cells by name, and of the nodes that columns of keys name: ``n0``, ``n1``, ...
-
-    Args:
-        table: The table.
-        cells: The SQL of each cell.
-        keys: The columns, and the ids that they are of. An empty cell is -1, and one that names no node ``UNKNOWN``.
-        digits: Whether a word of digits, such as 007, names the whole number.
-    """
-    inner, outer, joins = [f"{ROW} AS row", *(f"{sql} AS {name}" for name, sql in cells.items())], ["e.*"], ""
-    for at, (column, ids) in enumerate(keys):
-        inner.append(f"{quoted(column)} AS key{at}")
-        found, join = ids.join(Cells(f"e.key{at}", table.types[column]), f"k{at}", digits=digits)
-        outer.append(f"coalesce({found}, CASE WHEN e.key{at} IS NULL THEN -1 ELSE {UNKNOWN} END) AS n{at}")
-        joins += join
-    outer[0] += f" EXCLUDE ({', '.join(f'key{at}' for at in range(len(keys)))})" if keys else ""
-    return f"SELECT {', '.join(outer)} FROM (SELECT {', '.join(inner)} FROM {table.name}) AS e{joins}"
-
-
-def write_rows(
-    work: Work, query: str, table: Table, folder: Path, of: Callable[[Mapping[str, Any]], dict[str, Column]]
-) -> None:
-    """Write what becomes of the rows of a query as arrays, in the order of the numbers in its column ``row``.
-
-    Rows come in another order where a join went to the disk.
-    """
-    shutil.rmtree(folder, ignore_errors=True)
-    arrays, order, last, in_order = GrowingArrays(folder, table.source), GrowingArrays(folder, table.source), -1, True
-    for piece in work.stream(query, table):
-        rows = numpy_of(piece["row"])
-        in_order &= bool((np.diff(rows, prepend=last) > 0).all())
-        order.add({"row": rows})
-        last = int(rows[-1])
-        arrays.add(of(piece))
-    files = arrays.finish()
-    for rows_file in order.finish():
-        for file in () if in_order else files:
-            _put_in_order(file, np.load(rows_file, mmap_mode="r"), work.rows_at_once)
-        rows_file.unlink()
-    for file in files:
-        flush(file)
-
-
-def write_ends(
-    folder: Path, senders: Column, receivers: Column, dtype: np.dtype[Any], carried: Mapping[str, Column] | None = None
-) -> None:
-    """Write edges in memory, and what they carry."""
-    (folder / "carried").mkdir(parents=True, exist_ok=True)
-    save(folder / "edge_index.npy", np.stack([senders, receivers]).astype(dtype))
-    for name, array in (carried or {}).items():
-        save(folder / "carried" / f"{name}.npy", array)
-
-
-def _put_in_order(file: Path, places: Column, rows_at_once: int) -> None:
-    """Write the rows of a file to their places, some at a time."""
-    found, draft = np.load(file, mmap_mode="r"), file.with_suffix(".draft")
-    placed = np.lib.format.open_memmap(draft, "w+", found.dtype, found.shape)
-    for first in range(0, len(places), rows_at_once):
-        some = slice(first, first + rows_at_once)
-        placed[places[some]] = found[some]
-    placed.flush()
-    os.replace(draft, file)
