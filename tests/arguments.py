@@ -16,19 +16,8 @@ import torch
 from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
 from torch_geometric.nn import GCN
 
+import lightning_gnn_dist as lgd
 import lightning_gnn_dist as package
-from lightning_gnn_dist import (
-    Graph,
-    LinkDataModule,
-    Loading,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    citations,
-    communities,
-    prepare_graph,
-    split_edges,
-)
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.databases.shop import write_shop
 from lightning_gnn_dist.extensions.links.recommending import Recommended
@@ -195,14 +184,14 @@ class World:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._number = folder, count()
-        self.graph = communities(60, 2, num_features=4)
+        self.graph = lgd.communities(60, 2, num_features=4)
         self.data = Data(edge_index=self.graph.indices.long().expand(2, -1), num_nodes=60)
-        self.partition = RandomPartitioner()(self.graph, 2, 0)
-        self.split = split_edges(self.graph, negatives=2)
-        self.module = PartitionedDataModule(
-            self.graph, batch_size=8, partitioner=RandomPartitioner(), loading=Loading(num_threads=0)
+        self.partition = lgd.RandomPartitioner()(self.graph, 2, 0)
+        self.split = lgd.split_edges(self.graph, negatives=2)
+        self.module = lgd.PartitionedDataModule(
+            self.graph, batch_size=8, partitioner=lgd.RandomPartitioner(), loading=lgd.Loading(num_threads=0)
         )
-        self.links = LinkDataModule(self.split, batch_size=8, loading=Loading(num_threads=0))
+        self.links = lgd.LinkDataModule(self.split, batch_size=8, loading=lgd.Loading(num_threads=0))
         self.graph.save(folder / "graph")
         self.split.save(folder / "split")
         (folder / "arrays").mkdir()
@@ -212,7 +201,7 @@ class World:
             (folder / "typed" / place).mkdir(parents=True)
             np.save(folder / "typed" / place / name, np.array(array))
         write_shop(folder / "shop", 24, 6)
-        prepare_graph(folder / "shop", folder / "shop_graph")
+        lgd.prepare_graph(folder / "shop", folder / "shop_graph")
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
         self.trainer = pl.Trainer(accelerator="cpu", **quiet)
 
@@ -242,7 +231,7 @@ def cases(world: World) -> Iterator[Case]:
 
 def _sampled_with(world: World) -> Callable[..., Any]:
     def sample(seed: int, epoch: int, batch: int) -> Any:
-        return NeighborSampler([2]).sample_bulk(world.graph, [torch.arange(3)], [BatchKey(seed, epoch, batch)])
+        return lgd.NeighborSampler([2]).sample_bulk(world.graph, [torch.arange(3)], [BatchKey(seed, epoch, batch)])
 
     return sample
 
@@ -271,12 +260,12 @@ def instances_of(world: World) -> dict[str, Callable[[], Any]]:
     }
     return made | {
         "Graph": lambda: world.graph,
-        "Graph.with_seeds": lambda: citations(100, 1),
+        "Graph.with_seeds": lambda: lgd.citations(100, 1),
         "PartitionedDataModule": lambda: world.module,
         "Partition": lambda: world.partition,
         "LinkSplit": lambda: world.split,
         "LinkDataModule": lambda: world.links,
-        "LinkDataModule.named": lambda: LinkDataModule(world.folder / "shop_graph", task="buys"),
+        "LinkDataModule.named": lambda: lgd.LinkDataModule(world.folder / "shop_graph", task="buys"),
     }
 
 
@@ -289,7 +278,7 @@ def valid_calls(world: World) -> Calls:
 
 
 def _of_samplers() -> Calls:
-    sampler = NeighborSampler([3, 2])
+    sampler = lgd.NeighborSampler([3, 2])
     return {
         "ClusterSampler": lambda: {"num_hops": 2},
         "DeviceSampler": lambda: {"sampler": sampler},
@@ -345,7 +334,7 @@ def _of_graphs(world: World) -> Calls:
 def _of_functions(world: World) -> Calls:
     graph, arrays = world.graph, world.folder / "arrays"
     model, trainer = Layered(), world.trainer
-    timed = Graph.from_edge_index(torch.tensor([[0], [1]]), 9, {"time": torch.arange(9)})
+    timed = lgd.Graph.from_edge_index(torch.tensor([[0], [1]]), 9, {"time": torch.arange(9)})
     return {
         "citations": lambda: {"num_papers": 200, "num_fields": 1, "mean_degree": 2.0},
         "communities": lambda: {"num_nodes": 40, "num_classes": 1, "num_features": 2, "mean_degree": 2.0},
@@ -367,7 +356,7 @@ def _of_functions(world: World) -> Calls:
 
 def _of_methods(world: World) -> Calls:
     graph, seeds = world.graph, torch.arange(4)
-    chunked = Graph(graph.indptr, graph.indices, graph.node_arrays | {"chunk": world.partition.assignment})
+    chunked = lgd.Graph(graph.indptr, graph.indices, graph.node_arrays | {"chunk": world.partition.assignment})
     return {
         "as_published": dict,
         "diloco": dict,

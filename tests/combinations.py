@@ -13,28 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import (
-    Auto,
-    Exchange,
-    Fetch,
-    Fixed,
-    Graph,
-    Halo,
-    History,
-    Holding,
-    Isolated,
-    LadiesSampler,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    Redeal,
-    Rotate,
-    ShadowSampler,
-    Sweep,
-    TemporalSampler,
-    WholePartSampler,
-    save_shards,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary.auto import short_name
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import brief
@@ -50,22 +29,22 @@ PAGE = Path(__file__).parents[1] / "docs" / "combinations.md"
 RANKS = 3  # with fewer, Rotate() changes nothing
 WORKS = "yes"
 BOUNDARIES: list[Boundary] = [
-    Isolated(),
-    Halo(1),
-    Halo(2),
-    Auto(),
-    Exchange(),
-    Exchange(every=2, overlap=True, share=0.5),
-    History(),
-    Fetch(),
+    lgd.Isolated(),
+    lgd.Halo(1),
+    lgd.Halo(2),
+    lgd.Auto(),
+    lgd.Exchange(),
+    lgd.Exchange(every=2, overlap=True, share=0.5),
+    lgd.History(),
+    lgd.Fetch(),
 ]
-RESIDENCIES: list[Residency] = [Fixed(), Rotate(), Redeal(6), Sweep(chunks=1, of=6)]
+RESIDENCIES: list[Residency] = [lgd.Fixed(), lgd.Rotate(), lgd.Redeal(6), lgd.Sweep(chunks=1, of=6)]
 SAMPLERS: list[Sampler] = [
-    NeighborSampler([3, 3]),
-    LadiesSampler([8, 8]),
-    ShadowSampler([3], num_hops=2),
-    WholePartSampler(2),
-    TemporalSampler([3, 3], "y"),  # labels are times like any numbers
+    lgd.NeighborSampler([3, 3]),
+    lgd.LadiesSampler([8, 8]),
+    lgd.ShadowSampler([3], num_hops=2),
+    lgd.WholePartSampler(2),
+    lgd.TemporalSampler([3, 3], "y"),  # labels are times like any numbers
 ]
 STRATEGIES: dict[str, Callable[[], Any]] = {**every_strategy(1), "ddp": lambda: "ddp"}
 SECTIONS = {"A graph that every host has, in RAM or in files": ("RAM", "files"), "Shards": ("shards",)}
@@ -85,12 +64,12 @@ class Cell:
         boundary, residency, sampler = VALUES[0][self.boundary], VALUES[1][self.residency], VALUES[2][self.sampler]
         shared: dict[str, Any] = {"sampler": sampler, "batch_size": 64, "boundary": boundary}
         if self.store == "shards":
-            return PartitionedDataModule(folder / "shards", **shared)
-        graph = whole_graph() if self.store == "RAM" else Graph.open(folder / "graph")
-        every = 1 if isinstance(residency, Rotate | Redeal) else None
-        holding = Holding(residency, every, cache_dir=folder / "cache")
-        cutter = RandomPartitioner()
-        return PartitionedDataModule(graph, partitioner=cutter, holding=holding, **shared)
+            return lgd.PartitionedDataModule(folder / "shards", **shared)
+        graph = whole_graph() if self.store == "RAM" else lgd.Graph.open(folder / "graph")
+        every = 1 if isinstance(residency, lgd.Rotate | lgd.Redeal) else None
+        holding = lgd.Holding(residency, every, cache_dir=folder / "cache")
+        cutter = lgd.RandomPartitioner()
+        return lgd.PartitionedDataModule(graph, partitioner=cutter, holding=holding, **shared)
 
 
 def _named(values: Sequence[Any]) -> dict[str, Any]:
@@ -123,7 +102,7 @@ class Layered(Model):
         return super().training_step(batch)
 
 
-def whole_graph() -> Graph:
+def whole_graph() -> lgd.Graph:
     return graph_of(weighted_data(48))
 
 
@@ -132,7 +111,7 @@ def try_out(cells: Sequence[Cell], timeout: float) -> dict[Cell, str]:
     with tempfile.TemporaryDirectory() as name:
         graph, folder = whole_graph(), Path(name)
         graph.save(folder / "graph")
-        save_shards(graph, RandomPartitioner()(graph, RANKS, 0), folder / "shards")
+        lgd.save_shards(graph, lgd.RandomPartitioner()(graph, RANKS, 0), folder / "shards")
         by_rank = run_ranks(tried, RANKS, folder, cells, timeout=timeout)
     for cell, *said in zip(cells, *by_rank, strict=True):
         assert len(set(said)) == 1, f"{cell}: the ranks say {said}"

@@ -44,16 +44,18 @@ def pytest_collection() -> Generator[None, Any, Any]:
         gc.enable()
 
 
-def pytest_collection_finish() -> None:
-    """Spare collections of garbage what was imported: a large part of a second each time.
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> None:
+    """Spare collections of garbage what was imported, a large part of a second each time; then fork who starts ranks.
 
-    Not asked of the process that only deals tests to others, and torch is imported in none before: it takes seconds.
+    Not in the process that only deals tests to others, which imports no torch: it takes seconds.
     """
-    from tests.ranks import quieten
+    if not session.config.pluginmanager.hasplugin("dsession"):
+        from tests.ranks import fork_server, quieten
 
-    quieten()
-    gc.collect()
-    gc.freeze()
+        quieten()
+        gc.freeze()
+        fork_server()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

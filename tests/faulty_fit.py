@@ -20,18 +20,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_gnn_dist import (
-    Elastic,
-    EverySteps,
-    Launch,
-    Loading,
-    LocalSGDStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    TMAStrategy,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.demo import SAGE
 
 SECONDS = 6
@@ -62,7 +51,7 @@ class Faulty(pl.Callback):
             meet_fault(self.fault)
 
 
-class LeavesEarly(LocalSGDStrategy):
+class LeavesEarly(lgd.LocalSGDStrategy):
     def set_world_ranks(self) -> None:
         super().set_world_ranks()
         if self.global_rank == 1:
@@ -74,18 +63,18 @@ def main(method: str, fault: str) -> None:
     torch.set_num_threads(1)
     elastic = method == "elastic"
     own = {"start_method": method} if method not in ("elastic", "torchrun") else {}
-    waits = {"launch": Launch(timedelta(seconds=SECONDS), start_timeout=timedelta(seconds=120), **own)}
+    waits = {"launch": lgd.Launch(timedelta(seconds=SECONDS), start_timeout=timedelta(seconds=120), **own)}
     if elastic:
-        short = Elastic(patience=SECONDS, timeout=SECONDS, attempts=2)
-        strategy: Any = TMAStrategy(EverySteps(4), peers=short)
+        short = lgd.Elastic(patience=SECONDS, timeout=SECONDS, attempts=2)
+        strategy: Any = lgd.TMAStrategy(lgd.EverySteps(4), peers=short)
     else:
-        strategy = (LeavesEarly if fault == "early" else LocalSGDStrategy)(EverySteps(4), **waits)
-    data = PartitionedDataModule(
-        communities(500, 4, num_features=8),
-        partitioner=RandomPartitioner(),
-        sampler=NeighborSampler([5, 5]),
+        strategy = (LeavesEarly if fault == "early" else lgd.LocalSGDStrategy)(lgd.EverySteps(4), **waits)
+    data = lgd.PartitionedDataModule(
+        lgd.communities(500, 4, num_features=8),
+        partitioner=lgd.RandomPartitioner(),
+        sampler=lgd.NeighborSampler([5, 5]),
         batch_size=32,
-        loading=Loading(num_threads=1),
+        loading=lgd.Loading(num_threads=1),
     )
     place = os.environ.get("LIGHTNING_GNN_DIST_RANK" if elastic else "LOCAL_RANK", "0")
     saver = ModelCheckpoint(Path("checkpoints").absolute(), save_last=True, enable_version_counter=False)

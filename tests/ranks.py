@@ -1,10 +1,11 @@
 """Run one function as the ranks of a distributed job, each in a process of its own.
 
 The processes are forked from a server that has imported torch, Lightning and this package once, and loaded
-what `tests.warm` loads, so a rank costs a fraction of a second and no test shares state with another. A rank
+what `tests.warm` loads, so a rank costs a fraction of a second and no test shares state with another. The server
+itself is forked from pytest before the first test (`fork_server`), or started where nobody has done so. A rank
 finds the environment that a launcher would give it (`LOCAL_RANK`, `MASTER_ADDR`, ...), so a
-`Trainer(accelerator="cpu", devices=world_size, strategy=...)` inside it takes part as that rank and starts
-no process of its own.
+`Trainer(accelerator="cpu", devices=world_size, strategy=...)` inside it takes part as that rank and starts no
+process of its own.
 
     def train(rank: int, world_size: int, steps: int) -> float: ...  # module level: imported by name
 
@@ -17,6 +18,7 @@ no process of its own.
 
 from __future__ import annotations
 
+import atexit
 import faulthandler
 import gc
 import logging
@@ -37,8 +39,10 @@ from datetime import timedelta
 from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from multiprocessing import forkserver, resource_tracker, util
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from select import select
 from typing import Any
 
 import torch
@@ -58,10 +62,49 @@ PRELOAD += ["torch.distributed.algorithms.ddp_comm_hooks", "torch.utils.serializ
 PRELOAD += ["fsspec.implementations.chained", "tests.every_strategy", "tests.boundary.models"]
 PRELOAD += ["tests.ranks", "tests.warm"]
 # Importing torch_geometric can start CUDA's driver, and no fork of a process that has done so can use a GPU.
-HAS_GPU = torch.cuda.device_count() > 0 and find_spec("pretend") is None
-_CONTEXT: Any = multiprocessing.get_context("spawn" if HAS_GPU else "forkserver")
+IS_PRETENDED = find_spec("pretend") is not None
+HAS_GPU = torch.cuda.device_count() > 0 and not IS_PRETENDED
+CONTEXT: Any = multiprocessing.get_context("spawn" if HAS_GPU else "forkserver")
 if not HAS_GPU:
-    _CONTEXT.set_forkserver_preload(PRELOAD)
+    CONTEXT.set_forkserver_preload(PRELOAD)
+
+
+def fork_server() -> None:
+    """Fork the server from this process, which has imported most of what ranks need. It loads the rest when asked.
+
+    For a process in which no test has run yet, and nothing has started a thread that a fork would miss.
+    """
+    if HAS_GPU or IS_PRETENDED:
+        return
+    resource_tracker.ensure_running()
+    start, util.spawnv_passfds = util.spawnv_passfds, _fork  # type: ignore[attr-defined]  # in the place of a command
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, since Python 3.12
+            forkserver.ensure_running()
+    finally:
+        util.spawnv_passfds = start  # type: ignore[attr-defined]
+
+
+def _fork(_: Any, command: list[str], fds: tuple[int, ...]) -> int:
+    """Run the command's code in a fork that keeps nothing of pytest open: who waits for the end of a pipe sees it."""
+    if pid := os.fork():
+        return pid
+    try:
+        faulthandler.disable()
+        nothing, tracker = os.open(os.devnull, os.O_RDWR), resource_tracker.getfd()  # type: ignore[attr-defined]
+        for fd in map(int, os.listdir("/dev/fd")):
+            if fd not in {0, 1, 2, nothing, tracker, *fds}:
+                with suppress(OSError):  # that of the list itself
+                    os.fstat(fd), os.dup2(nothing, fd, inheritable=False)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        atexit._clear()
+        listener, end_of_pytest = fds
+        if listener in select([listener, end_of_pytest], [], [])[0]:
+            exec(command[-1], {})
+    finally:
+        os._exit(0)
 
 
 class RankError(RuntimeError):
@@ -152,10 +195,10 @@ class Ranks:
         work = pickle.dumps((function, args))
         place = _Place.of_caller(self._world_size, self._timeout, self._folder, self._port)
         for rank in range(self._world_size):
-            here, there = _CONTEXT.Pipe()
+            here, there = CONTEXT.Pipe()
             self._pipes.append(here)
             with there:
-                process = _CONTEXT.Process(target=_be_rank, args=(rank, place, work, there))
+                process = CONTEXT.Process(target=_be_rank, args=(rank, place, work, there))
                 process.start()
             self._processes.append(process)
         self._deadline = time.monotonic() + self._timeout + MARGIN_SECONDS  # after the server's imports

@@ -2,42 +2,31 @@
 
 import torch
 
-from lightning_gnn_dist import (
-    ClusterSampler,
-    FastGCNSampler,
-    Graph,
-    LadiesSampler,
-    NeighborSampler,
-    RandomWalkSampler,
-    ShadowSampler,
-    TemporalSampler,
-    WholePartSampler,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 
 SAMPLERS: dict[str, Sampler] = {
-    "neighbor": NeighborSampler([4, 3]),
-    "neighbor_three_hops": NeighborSampler([3, 2, 2]),
-    "neighbor_all": NeighborSampler([-1, -1]),
-    "neighbor_replaced": NeighborSampler([4, 3], replace=True),
-    "neighbor_weighted": NeighborSampler([4, 3], weight="weight"),
-    "ladies": LadiesSampler([40, 30]),
-    "fastgcn": FastGCNSampler([40, 30]),
-    "ladies_weighted": LadiesSampler([40, 30], weight="weight"),
-    "matrix": MatrixSampler(NeighborSampler([4, 3])),
-    "walk": RandomWalkSampler(2, visits=4),
-    "shadow": ShadowSampler([4, 2], num_hops=2),
-    "temporal": TemporalSampler([4, 3], "chunk"),  # whose numbers are times like any
-    "cluster": ClusterSampler(2),
-    "whole": WholePartSampler(2),
+    "neighbor": lgd.NeighborSampler([4, 3]),
+    "neighbor_three_hops": lgd.NeighborSampler([3, 2, 2]),
+    "neighbor_all": lgd.NeighborSampler([-1, -1]),
+    "neighbor_replaced": lgd.NeighborSampler([4, 3], replace=True),
+    "neighbor_weighted": lgd.NeighborSampler([4, 3], weight="weight"),
+    "ladies": lgd.LadiesSampler([40, 30]),
+    "fastgcn": lgd.FastGCNSampler([40, 30]),
+    "ladies_weighted": lgd.LadiesSampler([40, 30], weight="weight"),
+    "matrix": MatrixSampler(lgd.NeighborSampler([4, 3])),
+    "walk": lgd.RandomWalkSampler(2, visits=4),
+    "shadow": lgd.ShadowSampler([4, 2], num_hops=2),
+    "temporal": lgd.TemporalSampler([4, 3], "chunk"),  # whose numbers are times like any
+    "cluster": lgd.ClusterSampler(2),
+    "whole": lgd.WholePartSampler(2),
 }
 
 
-def graph_for_all(num_nodes: int = 400) -> Graph:
+def graph_for_all(num_nodes: int = 400) -> lgd.Graph:
     """A graph with the arrays that they ask for."""
-    plain = communities(num_nodes)
+    plain = lgd.communities(num_nodes)
     weight = torch.rand(plain.num_edges, generator=torch.Generator().manual_seed(0))
     chunk = torch.arange(num_nodes) * 12 // num_nodes
-    return Graph(plain.indptr, plain.indices, plain.node_arrays | {"chunk": chunk}, {"weight": weight})
+    return lgd.Graph(plain.indptr, plain.indices, plain.node_arrays | {"chunk": chunk}, {"weight": weight})

@@ -18,25 +18,7 @@ import pytest
 import torch
 
 import lightning_gnn_dist
-from lightning_gnn_dist import (
-    Correction,
-    Drift,
-    Exchange,
-    Graph,
-    GrappaStrategy,
-    LinkDataModule,
-    LLCGStrategy,
-    LocalSGDStrategy,
-    MetisPartitioner,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomWalkSampler,
-    SuperNodePartitioner,
-    checks,
-    communities,
-    predict_by_layer,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.answers import WORDS_OF_PYG
 from lightning_gnn_dist.cli.mistakes import hint
 from lightning_gnn_dist.gone import GONE
@@ -137,7 +119,10 @@ def test_a_tenth_of_all_combinations_are_as_the_tables_say() -> None:
 # Arguments that nothing takes are answered by what went, words of PyG, the nearest name, or by who takes them.
 
 
-KINDS: dict[type, Any] = {PartitionedDataModule: small_graph, LinkDataModule: lambda: split_edges(small_graph())}
+KINDS: dict[type, Any] = {
+    lgd.PartitionedDataModule: small_graph,
+    lgd.LinkDataModule: lambda: lgd.split_edges(small_graph()),
+}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
@@ -158,7 +143,7 @@ def test_other_names_are_answered_by_the_nearest_or_their_setting() -> None:
         "colour": "It takes graph, partitioner, sampler, batch_size, seed, ",
     }.items():
         with pytest.raises(TypeError) as stop:
-            PartitionedDataModule(small_graph(), **{name: 1})  # type: ignore[arg-type]
+            lgd.PartitionedDataModule(small_graph(), **{name: 1})  # type: ignore[arg-type]
         assert way in str(stop.value)
 
 
@@ -175,18 +160,21 @@ def test_a_configuration_is_answered_alike() -> None:
     ("make", "said"),
     [
         (
-            lambda: NeighborSampler([10, 5], batch_size=32),  # type: ignore[call-arg]
+            lambda: lgd.NeighborSampler([10, 5], batch_size=32),  # type: ignore[call-arg]
             r"NeighborSampler takes no batch_size\. It is an argument of .*PartitionedDataModule",
         ),
-        (lambda: NeighborSampler([10], replce=True), "Did you mean 'replace'"),  # type: ignore[call-arg]
-        (lambda: Correction(step=1), "Did you mean 'steps'"),  # type: ignore[call-arg]
-        (lambda: Drift("global", colour=1), "Drift takes no colour. It takes towards, "),  # type: ignore[call-arg]
-        (lambda: Exchange(shares=1), "Did you mean 'share'"),  # type: ignore[call-arg]
-        (lambda: MetisPartitioner(balanced=1), "Did you mean 'balance'"),  # type: ignore[call-arg]
-        (lambda: GrappaStrategy(outer=1), "It is an argument of LLCGStrategy, "),  # type: ignore[call-arg]
-        (lambda: LocalSGDStrategy(outr=1), "Did you mean 'outer'"),  # type: ignore[call-arg]
-        (lambda: Graph.from_pyg(1, edge_weights=1), r"Graph.from_pyg takes no edge_weights\. Did you mean .edge_ids"),  # type: ignore[call-arg, arg-type]
-        (lambda: communities(60, 2, seeds=1), "communities takes no seeds. Did you mean 'seed'"),  # type: ignore[call-arg]
+        (lambda: lgd.NeighborSampler([10], replce=True), "Did you mean 'replace'"),  # type: ignore[call-arg]
+        (lambda: lgd.Correction(step=1), "Did you mean 'steps'"),  # type: ignore[call-arg]
+        (lambda: lgd.Drift("global", colour=1), "Drift takes no colour. It takes towards, "),  # type: ignore[call-arg]
+        (lambda: lgd.Exchange(shares=1), "Did you mean 'share'"),  # type: ignore[call-arg]
+        (lambda: lgd.MetisPartitioner(balanced=1), "Did you mean 'balance'"),  # type: ignore[call-arg]
+        (lambda: lgd.GrappaStrategy(outer=1), "It is an argument of LLCGStrategy, "),  # type: ignore[call-arg]
+        (lambda: lgd.LocalSGDStrategy(outr=1), "Did you mean 'outer'"),  # type: ignore[call-arg]
+        (
+            lambda: lgd.Graph.from_pyg(1, edge_weights=1),
+            r"Graph.from_pyg takes no edge_weights\. Did you mean .edge_ids",
+        ),  # type: ignore[call-arg, arg-type]
+        (lambda: lgd.communities(60, 2, seeds=1), "communities takes no seeds. Did you mean 'seed'"),  # type: ignore[call-arg]
     ],
 )
 def test_each_kind_of_class_and_function_answers(make: Callable[[], Any], said: str) -> None:
@@ -196,21 +184,21 @@ def test_each_kind_of_class_and_function_answers(make: Callable[[], Any], said: 
 
 
 def test_what_answers_is_the_same_to_pickle_and_to_whoever_inspects_it() -> None:
-    held = pickle.loads(pickle.dumps((NeighborSampler([3]), communities, GrappaStrategy)))
-    assert held == (NeighborSampler([3]), communities, GrappaStrategy)
-    assert list(inspect.signature(NeighborSampler).parameters)[:2] == ["num_neighbors", "replace"]
-    assert "num_nodes" in inspect.signature(communities).parameters
+    held = pickle.loads(pickle.dumps((lgd.NeighborSampler([3]), lgd.communities, lgd.GrappaStrategy)))
+    assert held == (lgd.NeighborSampler([3]), lgd.communities, lgd.GrappaStrategy)
+    assert list(inspect.signature(lgd.NeighborSampler).parameters)[:2] == ["num_neighbors", "replace"]
+    assert "num_nodes" in inspect.signature(lgd.communities).parameters
 
 
 def test_what_went_is_answered_by_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = {
         "OldStrategy": lambda: exec("from lightning_gnn_dist import OldStrategy"),
-        "NeighborSampler.replce": lambda: NeighborSampler([3], replce=1),  # type: ignore[call-arg]
-        "RoundStrategy.outr": lambda: LocalSGDStrategy(outr=1),  # type: ignore[call-arg]  # of a base
-        "Drift.towards='rank'": lambda: Drift("rank"),  # type: ignore[arg-type]
-        "Drift.anchor_steps=-1": lambda: Drift("ranks", anchor_steps=-1),
-        "LocalSGDStrategy.weights='old'": lambda: LocalSGDStrategy(weights="old"),  # type: ignore[arg-type]
-        "Graph.open.versions": lambda: Graph.open("there", versions=1),  # type: ignore[call-arg]
+        "NeighborSampler.replce": lambda: lgd.NeighborSampler([3], replce=1),  # type: ignore[call-arg]
+        "RoundStrategy.outr": lambda: lgd.LocalSGDStrategy(outr=1),  # type: ignore[call-arg]  # of a base
+        "Drift.towards='rank'": lambda: lgd.Drift("rank"),  # type: ignore[arg-type]
+        "Drift.anchor_steps=-1": lambda: lgd.Drift("ranks", anchor_steps=-1),
+        "LocalSGDStrategy.weights='old'": lambda: lgd.LocalSGDStrategy(weights="old"),  # type: ignore[arg-type]
+        "Graph.open.versions": lambda: lgd.Graph.open("there", versions=1),  # type: ignore[call-arg]
         "Graph.extend": lambda: small_graph().extend,  # type: ignore[attr-defined]
     }
     for row, act in rows.items():
@@ -241,7 +229,7 @@ def test_every_row_names_what_was_public_and_is_no_more() -> None:
 # What refusals are made of: a value on one line however large it is, and the edges of what is right.
 
 
-GRAPH = communities(30, 2, num_features=2)
+GRAPH = lgd.communities(30, 2, num_features=2)
 
 
 class Rude:
@@ -261,40 +249,40 @@ class Rude:
     ],
 )
 def test_a_value_is_shown_on_one_line(value: object, text: str) -> None:
-    assert text in checks.shown(value)
+    assert text in lgd.checks.shown(value)
 
 
 def test_a_path_is_shown_whole(tmp_path: Path) -> None:
     path = tmp_path / ("a" * 100) / ("b" * 100) / "none.ckpt"
     with pytest.raises(FileNotFoundError, match=re.escape(f"ckpt_path must be a file, and '{path}' is none.")):
-        checks.check_file("ckpt_path", path)
+        lgd.checks.check_file("ckpt_path", path)
 
 
 def test_an_integer_too_long_for_its_digits_is_shown_by_its_bits() -> None:
-    assert checks.shown(1 << 16609) == "an integer of 16610 bits"
+    assert lgd.checks.shown(1 << 16609) == "an integer of 16610 bits"
 
 
 @pytest.mark.parametrize(
     "value", ["y" * 10**6, list(range(10**6)), {i: i for i in range(1000)}, [[["x" * 999] * 9] * 9]]
 )
 def test_a_large_value_is_shortened(value: object) -> None:
-    assert len(checks.shown(value)) < 500
+    assert len(lgd.checks.shown(value)) < 500
 
 
 def test_a_file_is_no_folder_and_a_folder_no_file(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(ValueError, match=r"cache_dir must be a folder, got .*file' is a file"):
-            checks.check_folder("cache_dir", path)
-    assert checks.check_folder("cache_dir", str(tmp_path / "new")) == tmp_path / "new"
+            lgd.checks.check_folder("cache_dir", path)
+    assert lgd.checks.check_folder("cache_dir", str(tmp_path / "new")) == tmp_path / "new"
     with pytest.raises(FileNotFoundError, match="assignment must be a file"):
-        checks.check_file("assignment", tmp_path)
+        lgd.checks.check_file("assignment", tmp_path)
 
 
 @pytest.mark.parametrize("value", [timedelta(0), timedelta(seconds=-1), timedelta.max])
 def test_a_duration_is_longer_than_nothing(value: timedelta) -> None:
     with pytest.raises(ValueError, match="timeout must be longer than nothing"):
-        checks.check_durations(timeout=value)
+        lgd.checks.check_durations(timeout=value)
 
 
 @pytest.mark.parametrize(
@@ -316,11 +304,11 @@ def test_ids_are_a_tensor_of_integers(array: Any, reason: str) -> None:
 @pytest.mark.parametrize("mask", [torch.ones(30, dtype=torch.int64), torch.ones(30, 2, dtype=torch.bool)])
 def test_a_mask_of_a_graph_is_a_boolean_per_node(mask: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="train_mask"):
-        Graph(GRAPH.indptr, GRAPH.indices, {"train_mask": mask})
+        lgd.Graph(GRAPH.indptr, GRAPH.indices, {"train_mask": mask})
 
 
 def test_integers_of_numpy_are_as_good_as_others() -> None:
-    assert identity(SuperNodePartitioner(np.int64(8))) == identity(SuperNodePartitioner(8))  # type: ignore[arg-type]
+    assert identity(lgd.SuperNodePartitioner(np.int64(8))) == identity(lgd.SuperNodePartitioner(8))  # type: ignore[arg-type]
 
 
 def test_a_step_of_the_module_that_corrections_would_pass_over_is_refused() -> None:
@@ -339,12 +327,12 @@ def test_a_step_of_the_module_that_corrections_would_pass_over_is_refused() -> N
 
 def test_arguments_that_nobody_knows_are_refused() -> None:
     with pytest.raises(TypeError, match="correction_step"):
-        LLCGStrategy(correction_step=3)  # type: ignore[call-arg]
+        lgd.LLCGStrategy(correction_step=3)  # type: ignore[call-arg]
     trainer: Any = None
     with pytest.raises(TypeError, match=r"predict_by_layer\(\) knows no argument 'ckpt_pth'"):
-        predict_by_layer(trainer, SAGE(2, 2), GRAPH, "rows.npy", ckpt_pth="x")
+        lgd.predict_by_layer(trainer, SAGE(2, 2), GRAPH, "rows.npy", ckpt_pth="x")
 
 
 def test_numbers_of_numpy_become_plain() -> None:
-    sampler = RandomWalkSampler(np.int8(2), visits=np.uint8(100))
+    sampler = lgd.RandomWalkSampler(np.int8(2), visits=np.uint8(100))
     assert [type(value) for value in (sampler.num_hops, sampler.visits)] == [int, int]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,14 +18,12 @@ import pytest
 import torch
 from lightning.pytorch.loggers import CSVLogger
 from pyarrow import parquet
-from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.distributed import Partitioner, partition
 
 from lightning_gnn_dist import Graph
 from tests.conftest import module_of
 from tests.graph.equal import check_equal
-from tests.graph.typed.graphs import small
 from tests.python_server import fast_python
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -134,142 +133,24 @@ def test_the_first_example_is_short() -> None:
 # The examples that turn the folders of other libraries into saved graphs.
 
 
-Format = dict[str, str]
-NUMPY, PARQUET = {"name": "numpy"}, {"name": "parquet", "delimiter": ""}
-SPACES, COMMAS = {"name": "csv", "delimiter": " "}, {"name": "csv", "delimiter": ","}
-
-
-def write_chunk(path: Path, rows: Any, form: Format, heading: tuple[str, ...] = ()) -> None:
-    """Write some rows of numbers."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if form["name"] == "numpy":
-        np.save(path, rows)
-    elif form["name"] == "csv":
-        np.savetxt(path, rows, "%.17g", form["delimiter"])
-    elif rows.ndim == 2 and not heading:
-        parquet.write_table(pa.table({"value": pa.array(list(rows))}), path)
-    else:
-        parquet.write_table(pa.table(dict(zip(heading or ("value",), np.atleast_2d(rows.T), strict=True))), path)
-
-
-def write_chunks(
-    folder: Path, name: str, rows: Any, counts: list[int], form: Format, heading: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """Write all rows in chunks, and return what ``metadata.json`` says of them."""
-    suffix = {"numpy": "npy", "csv": "txt", "parquet": "parquet"}[form["name"]]
-    ends = np.cumsum(counts)
-    files = [f"{name.replace(':', '_')}/part-{at}.{suffix}" for at in range(len(counts))]
-    for file, end, count in zip(files, ends, counts, strict=True):
-        write_chunk(folder / file, rows[end - count : end], form, heading)
-    return {"format": form, "data": files}
-
-
-def write_graph(folder: Path, data: HeteroData, counts_of: dict[str, list[int]], edges: Format, arrays: Format) -> Path:
-    """Write a graph with types; of edges a third is in the first of two chunks."""
-    said: dict[str, Any] = {"graph_name": "small", "node_type": data.node_types, "edge_type": []}
-    said |= {"num_nodes_per_chunk": [counts_of[kind] for kind in data.node_types], "num_edges_per_chunk": []}
-    said |= {"edges": {}, "node_data": {}, "edge_data": {}}
-    for kind in data.node_types:
-        said["node_data"][kind] = {
-            name: write_chunks(folder, f"node_data/{kind}-{name}", _plain(array), counts_of[kind], arrays)
-            for name, array in data[kind].to_dict().items()
-            if isinstance(array, Tensor)
-        }
-    for edge_type in data.edge_types:
-        name, ends = ":".join(edge_type), data[edge_type].edge_index.numpy().T
-        counts = [len(ends) // 3, len(ends) - len(ends) // 3]
-        said["edge_type"].append(name)
-        said["num_edges_per_chunk"].append(counts)
-        said["edges"][name] = write_chunks(folder, f"edges/{name}", ends, counts, edges, ("src_int_id", "dst_int_id"))
-        said["edge_data"][name] = {
-            each: write_chunks(folder, f"edge_data/{name}-{each}", _plain(array), counts, arrays)
-            for each, array in data[edge_type].to_dict().items()
-            if each != "edge_index"
-        }
-    (folder / "metadata.json").write_text(json.dumps(said))
-    return folder
-
-
-def _plain(array: Tensor) -> Any:
-    """Masks as zeros and ones, as GraphStorm writes them."""
-    return (
-        array.numpy().astype(np.int8)
-        if array.dtype.is_floating_point is False and array.dtype.itemsize == 1
-        else array.numpy()
-    )
-
-
-COUNTS = {"paper": [5, 0, 7], "author": [1, 6], "venue": [3]}
-
-
-def convert(name: str, *arguments: Path | str) -> Graph:
-    """Run an example, whose last argument is where the graph goes."""
-    command = [fast_python(), str(EXAMPLES / f"{name}.py"), *map(str, arguments)]
-    run = subprocess.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-2000:]
+def convert(name: str, monkeypatch: pytest.MonkeyPatch, *arguments: Path | str) -> Graph:
+    """Run an example, whose last path is where the graph goes."""
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+    runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     return Graph.open(arguments[1])
 
 
-@pytest.mark.parametrize(("edges", "arrays"), [(SPACES, NUMPY), (PARQUET, PARQUET), (COMMAS, COMMAS)])
-def test_a_chunked_graph_is_the_graph_from_memory(edges: Format, arrays: Format, tmp_path: Path) -> None:
-    data = small()
-    data["paper"].x = data["paper"].x.double()
-    data["author"].x = data["author"].x.double()
-    data["author", "writes", "paper"].edge_attr = data["author", "writes", "paper"].edge_attr.double()
-    data["paper", "cites", "paper"].time = data["paper", "cites", "paper"].time.double()
-    del data["paper"].time
-    source = write_graph(tmp_path / "chunks", data, COUNTS, edges, arrays)
-    in_order = HeteroData()  # types in the order of the names of files
-    for kind in sorted(data.node_types) + sorted(data.edge_types, key="__".join):
-        in_order[kind].update(data[kind].to_dict())
-    check_equal(convert("from_graphstorm", source, tmp_path / "graph"), Graph.from_pyg(in_order))
-    assert [path.name for path in tmp_path.iterdir() if "arrays" in path.name] == []
-
-
-def test_dgl_s_names_of_nothing_are_a_graph_without_types(tmp_path: Path) -> None:
-    x, ends = torch.randn(5, 2, dtype=torch.float64), torch.tensor([[0, 1, 4, 4], [1, 2, 0, 0]])
-    weight = torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=torch.float64)
-    said: dict[str, Any] = {
-        "node_type": ["_N"],
-        "num_nodes_per_chunk": [[3, 2]],
-        "edge_type": ["_N:_E:_N"],
-        "num_edges_per_chunk": [[2, 2]],
-        "edges": {"_N:_E:_N": write_chunks(tmp_path / "c", "edges", ends.T.numpy(), [2, 2], SPACES)},
-        "node_data": {"_N": {"feat": write_chunks(tmp_path / "c", "feat", x.numpy(), [3, 2], NUMPY)}},
-        "edge_data": {"_N:_E:_N": {"weight": write_chunks(tmp_path / "c", "weight", weight.numpy(), [2, 2], NUMPY)}},
-    }
-    (tmp_path / "c" / "metadata.json").write_text(json.dumps(said))
-    expected = Graph.from_pyg(Data(x=x, edge_index=ends, edge_weight=weight))
-    check_equal(convert("from_graphstorm", tmp_path / "c", tmp_path / "graph"), expected)
-
-
-def test_graphstorm_s_labels_and_masks(tmp_path: Path) -> None:
-    folder = tmp_path / "storm"
-    tables: dict[str, Any] = {
-        "kind/0.parquet": {"kind": pa.array([1, None], pa.int64())},
-        "kind/1.parquet": {"kind": pa.array([0], pa.int64())},
-    }
-    for name, held in (FILES | {"metadata.json": json.dumps(SAID)}).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(held)
-    (folder / "kind").mkdir()
-    for name, columns in tables.items():
-        parquet.write_table(pa.table(columns), folder / name)
-    graph = convert("from_graphstorm", folder, tmp_path / "graph")
-    assert graph.arrays["nodes/a/y"].tolist() == [1, -1, 0]
-    assert graph.arrays["nodes/a/train_mask"].tolist() == [True, False, False]
-    assert graph.arrays["nodes/a/val_mask"].dtype == torch.bool and "nodes/a/kind" not in graph.arrays
-
-
+COMMA = {"name": "csv", "delimiter": ","}
 FILES = {
     "edges/0.csv": "0,1\n2,0\n",
     "edges/1.csv": "1,1\n",
+    "weight/0.txt": "0.5 1\n",
+    "weight/1.txt": "2 3\n4 5\n",
     "feat/0.csv": "1,2\n3,4\n",
     "feat/1.csv": "5,6.5\n",
     "mask/0.csv": "1\n0\n",
     "mask/1.csv": "0\n",
 }
-COMMA = {"name": "csv", "delimiter": ","}
 SAID: dict[str, Any] = {
     "graph_name": "storm",
     "node_type": ["a", "b"],
@@ -282,12 +163,58 @@ SAID: dict[str, Any] = {
             "feat": {"format": COMMA, "data": ["feat/0.csv", "feat/1.csv"]},
             "train_mask": {"format": COMMA, "data": ["mask/0.csv", "mask/1.csv"]},
             "val_mask": {"format": COMMA, "data": ["mask/0.csv", "mask/1.csv"]},
-            "kind": {"format": PARQUET, "data": ["kind/0.parquet", "kind/1.parquet"]},
-        }
+            "kind": {"format": {"name": "parquet"}, "data": ["kind/0.parquet", "kind/1.parquet"]},
+            "rows": {"format": {"name": "parquet"}, "data": ["rows.parquet"]},
+        },
+        "b": {"feat": {"format": {"name": "numpy"}, "data": ["b.npy", "none.npy"]}},
     },
-    "edge_data": {},
+    "edge_data": {"a:to:b": {"feat": {"format": COMMA | {"delimiter": " "}, "data": ["weight/0.txt", "weight/1.txt"]}}},
     "graph_info": {"ntype_label": ["a"], "ntype_label_property": ["kind"]},
 }
+
+
+def write_chunks(folder: Path) -> Path:
+    tables: dict[str, Any] = {
+        "kind/0.parquet": {"kind": pa.array([1, None], pa.int64())},
+        "kind/1.parquet": {"kind": pa.array([0], pa.int64())},
+        "rows.parquet": {"value": pa.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])},
+    }
+    for name, held in (FILES | {"metadata.json": json.dumps(SAID)}).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(held)
+    (folder / "kind").mkdir()
+    for name, columns in tables.items():
+        parquet.write_table(pa.table(columns), folder / name)
+    np.save(folder / "b.npy", np.arange(4.0).reshape(2, 2)), np.save(folder / "none.npy", np.empty((0, 2)))
+    return folder
+
+
+def test_a_chunked_graph_of_all_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = convert("from_graphstorm", monkeypatch, write_chunks(tmp_path / "storm"), tmp_path / "graph")
+    data, mask = HeteroData(), torch.tensor([True, False, False])
+    data["a"].x = torch.tensor([[1, 2], [3, 4], [5, 6.5]], dtype=torch.float64)
+    data["a"].y, data["a"].train_mask, data["a"].val_mask = torch.tensor([1, -1, 0]), mask, mask.clone()
+    data["a"].rows = torch.arange(1.0, 7.0, dtype=torch.float64).view(3, 2)
+    data["b"].x = torch.arange(4, dtype=torch.float64).view(2, 2)
+    data["a", "to", "b"].edge_index = torch.tensor([[0, 2, 1], [1, 0, 1]])
+    data["a", "to", "b"].edge_attr = torch.tensor([[0.5, 1], [2, 3], [4, 5]], dtype=torch.float64)
+    check_equal(found, Graph.from_pyg(data))
+    assert [path.name for path in tmp_path.iterdir() if "arrays" in path.name] == []
+
+
+def test_dgl_s_names_of_nothing_are_a_graph_without_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, ends = torch.randn(5, 2, dtype=torch.float64), torch.tensor([[0, 1, 4, 4], [1, 2, 0, 0]])
+    said: dict[str, Any] = {"node_type": ["_N"], "num_nodes_per_chunk": [[5]], "edge_type": ["_N:_E:_N"]}
+    arrays = {"edges": ends.T, "feat": x, "weight": torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=torch.float64)}
+    held = {name: {"format": {"name": "numpy"}, "data": [f"{name}.npy"]} for name in arrays}
+    said |= {"edges": {"_N:_E:_N": held["edges"]}, "node_data": {"_N": {"feat": held["feat"]}}}
+    said |= {"edge_data": {"_N:_E:_N": {"weight": held["weight"]}}}
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "metadata.json").write_text(json.dumps(said))
+    for name, array in arrays.items():
+        np.save(tmp_path / "c" / f"{name}.npy", array.numpy())
+    found = convert("from_graphstorm", monkeypatch, tmp_path / "c", tmp_path / "graph")
+    check_equal(found, Graph.from_pyg(Data(x=x, edge_index=ends, edge_weight=arrays["weight"])))
 
 
 PARTS = 3
@@ -343,26 +270,24 @@ def types() -> HeteroData:
     return data
 
 
-@pytest.mark.parametrize("make", [one_type, types])
-def test_parts_of_pyg_are_the_graph_that_was_partitioned(make: Any, tmp_path: Path) -> None:
-    data = make()
-    Partitioner(data, PARTS, str(tmp_path / "parts")).generate_partition()
-    found = convert("from_pyg_partitions", tmp_path / "parts", tmp_path / "graph")
-    for kind in data.node_types if isinstance(data, HeteroData) else [None]:
-        file = tmp_path / "parts" / ("node_map.pt" if kind is None else f"node_map/{kind}.pt")
-        (data if kind is None else data[kind]).part = torch.load(file)
-    check_equal(found, Graph.from_pyg(data))
-
-
-def test_times_of_parts_of_pyg(tmp_path: Path) -> None:
+def types_in_time() -> HeteroData:
     data = types()
     for kind in data.edge_types:
         data[kind].edge_time = torch.arange(40) * 7 % 11
+    return data
+
+
+@pytest.mark.parametrize(("make", "time"), [(one_type, []), (types, []), (types_in_time, ["--time", "edge_time"])])
+def test_parts_of_pyg_are_the_graph_that_was_partitioned(
+    make: Any, time: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make()
     Partitioner(data, PARTS, str(tmp_path / "parts")).generate_partition()
-    found = convert("from_pyg_partitions", tmp_path / "parts", tmp_path / "graph", "--time", "edge_time")
-    for kind in data.node_types:
-        data[kind].part = torch.load(tmp_path / "parts" / "node_map" / f"{kind}.pt")
-    check_equal(found, Graph.from_pyg(data, time="edge_time"))
+    found = convert("from_pyg_partitions", monkeypatch, tmp_path / "parts", tmp_path / "graph", *time)
+    for kind in data.node_types if isinstance(data, HeteroData) else [None]:
+        file = tmp_path / "parts" / ("node_map.pt" if kind is None else f"node_map/{kind}.pt")
+        (data if kind is None else data[kind]).part = torch.load(file)
+    check_equal(found, Graph.from_pyg(data, time=time[1] if time else None))
 
 
 @pytest.mark.parametrize("name", ["from_graphstorm", "from_pyg_partitions"])

@@ -7,18 +7,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_gnn_dist import (
-    EverySteps,
-    Graph,
-    Halo,
-    Holding,
-    Isolated,
-    Launch,
-    LocalSGDStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.larger_than_memory.memory import Needs
 from lightning_gnn_dist.graph.graph import bytes_of_part
 from lightning_gnn_dist.homes.parts import PartReader
@@ -40,7 +29,7 @@ def big_graph(path: Path) -> None:
         "y": torch.randint(4, (NUM_NODES,), generator=generator),
         "train_mask": torch.arange(NUM_NODES) % 100 == 0,
     }
-    Graph.from_edge_index(edge_index, NUM_NODES, arrays).save(path)
+    lgd.Graph.from_edge_index(edge_index, NUM_NODES, arrays).save(path)
 
 
 def middle_graph(path: Path) -> None:
@@ -48,7 +37,7 @@ def middle_graph(path: Path) -> None:
     edge_index = torch.randint(1_000_000, (2, 10_000_000), generator=generator)
     x, mask = torch.randn(1_000_000, 64, generator=generator), torch.arange(1_000_000) % 50 == 0
     arrays = {"x": x, "y": torch.randint(4, (1_000_000,), generator=generator), "train_mask": mask}
-    Graph.from_edge_index(edge_index, 1_000_000, arrays).save(path)
+    lgd.Graph.from_edge_index(edge_index, 1_000_000, arrays).save(path)
 
 
 class Watch(pl.Callback):
@@ -64,21 +53,21 @@ class Watch(pl.Callback):
 
 
 def measure_peak(rank: int, world_size: int, path: str) -> int:
-    strategy = LocalSGDStrategy(EverySteps(3), launch=Launch(timeout=timedelta(seconds=30)))
-    sampler = NeighborSampler([10, 5])
-    alone = {"partitioner": RandomPartitioner(), "boundary": Isolated()}
-    data = PartitionedDataModule(path, sampler=sampler, batch_size=512, **alone)  # type: ignore[arg-type]
+    strategy = lgd.LocalSGDStrategy(lgd.EverySteps(3), launch=lgd.Launch(timeout=timedelta(seconds=30)))
+    sampler = lgd.NeighborSampler([10, 5])
+    alone = {"partitioner": lgd.RandomPartitioner(), "boundary": lgd.Isolated()}
+    data = lgd.PartitionedDataModule(path, sampler=sampler, batch_size=512, **alone)  # type: ignore[arg-type]
     with Peak("RssAnon") as peak:
         trainer(world_size, strategy, limit_val_batches=0).fit(SAGE(64, 4), data)
     return peak.added_bytes
 
 
 def train(rank: int, world_size: int, path: str) -> tuple[int, int]:
-    strategy = LocalSGDStrategy(EverySteps(3), launch=Launch(timeout=timedelta(seconds=30)))
+    strategy = lgd.LocalSGDStrategy(lgd.EverySteps(3), launch=lgd.Launch(timeout=timedelta(seconds=30)))
     watch = Watch()
-    sampler = NeighborSampler([10, 10])
-    alone = {"partitioner": RandomPartitioner(), "boundary": Isolated()}
-    data = PartitionedDataModule(path, sampler=sampler, batch_size=256, **alone)  # type: ignore[arg-type]
+    sampler = lgd.NeighborSampler([10, 10])
+    alone = {"partitioner": lgd.RandomPartitioner(), "boundary": lgd.Isolated()}
+    data = lgd.PartitionedDataModule(path, sampler=sampler, batch_size=256, **alone)  # type: ignore[arg-type]
     trainer(world_size, strategy, limit_val_batches=0, callbacks=[watch]).fit(SAGE(NUM_FEATURES, 4), data)
     return watch.after[0] - watch.before[0], watch.after[1] - watch.before[1]
 
@@ -96,10 +85,10 @@ def test_a_rank_of_eight_holds_an_eighth_of_the_features(tmp_path: Path) -> None
 
 def test_a_rank_takes_no_more_than_is_predicted(tmp_path: Path) -> None:
     middle_graph(tmp_path / "graph")
-    graph = Graph.open(tmp_path / "graph")
-    report = RandomPartitioner()(graph, 2, 0).report(graph)
+    graph = lgd.Graph.open(tmp_path / "graph")
+    report = lgd.RandomPartitioner()(graph, 2, 0).report(graph)
     of_part = bytes_of_part(graph, report.nodes, report.inside_edges)
-    settings = PartitionedDataModule(graph, sampler=NeighborSampler([10, 5]), batch_size=512)._running.settings
+    settings = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([10, 5]), batch_size=512)._running.settings
     least, most = int(of_part.min()), Needs.of_part(graph, int(of_part.max()), settings).of_rank
     for peak in run_ranks(measure_peak, 2, str(tmp_path / "graph"), timeout=600):
         assert least < peak < most
@@ -107,10 +96,10 @@ def test_a_rank_takes_no_more_than_is_predicted(tmp_path: Path) -> None:
 
 
 def read_with_halo(rank: int, world_size: int, path: str) -> tuple[int, int]:
-    graph, boundary = Graph.open(path), Halo(2)
-    data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), boundary=boundary)
+    graph, boundary = lgd.Graph.open(path), lgd.Halo(2)
+    data = lgd.PartitionedDataModule(graph, partitioner=lgd.RandomPartitioner(), boundary=boundary)
     partition = data.partition(4)
-    reader = PartReader(graph, partition, Holding(), 0, 4, 0, boundary, None)
+    reader = PartReader(graph, partition, lgd.Holding(), 0, 4, 0, boundary, None)
     with Peak("RssAnon") as peak:
         part = reader.read(0).graph
     return part.num_edges, peak.added_bytes
@@ -121,7 +110,7 @@ def test_a_halo_is_read_in_pieces(tmp_path: Path) -> None:
     num_nodes, degree = 400_000, 50
     indptr = torch.arange(num_nodes + 1) * degree
     indices = torch.randint(num_nodes, (num_nodes * degree,), dtype=torch.int32)
-    Graph(indptr, indices, {"x": torch.zeros(num_nodes, 1)}).save(tmp_path / "graph")
+    lgd.Graph(indptr, indices, {"x": torch.zeros(num_nodes, 1)}).save(tmp_path / "graph")
     ((num_edges, peak),) = run_ranks(read_with_halo, 1, str(tmp_path / "graph"))
     assert num_edges > 0.99 * indices.numel()
     assert peak < 12 * num_edges + (200 << 20)

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.distributed import run as distributed_run
 from torch_geometric.nn import GCNConv, SAGEConv
 
-from lightning_gnn_dist import (
-    Graph,
-    LinkDataModule,
-    Loading,
-    NeighborSampler,
-    RandomPartitioner,
-    save_shards,
-    split_edges,
-    through_layers,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli import main as command_line
 from lightning_gnn_dist.extensions.elastic.settings import LIGHTHOUSE, RANK, RANKS
 from lightning_gnn_dist.extensions.larger_than_memory.reorder import reorder_graph
@@ -135,7 +126,7 @@ def python_blocks() -> list[Any]:
 def surroundings() -> dict[str, Any]:
     """What the README takes for granted: the reader's own data and module, and the usual imports."""
     pyg_data, model = as_pyg(), SAGE(8, 4)
-    scope = names(pyg_data=pyg_data, graph=Graph.from_pyg(pyg_data), model=model, self=model)
+    scope = names(pyg_data=pyg_data, graph=lgd.Graph.from_pyg(pyg_data), model=model, self=model)
     data = scope["PartitionedDataModule"](pyg_data, sampler=scope["NeighborSampler"]([3, 3]), batch_size=32)
     batch = next(iter(data.val_dataloader()))
     data.teardown("fit")
@@ -155,7 +146,7 @@ def surroundings() -> dict[str, Any]:
 
 class Layered(SAGE):
     def forward(self, batch: Any) -> torch.Tensor:
-        return through_layers(self, batch)
+        return lgd.through_layers(self, batch)
 
     def layers(self) -> list[Any]:
         return [partial(self.one_layer, conv) for conv in self.convs]
@@ -170,9 +161,13 @@ class Encoder(LinkSAGE):
 
 
 def link_batch() -> Any:
-    split = split_edges(Graph.from_pyg(as_pyg()), negatives=3)
+    split = lgd.split_edges(lgd.Graph.from_pyg(as_pyg()), negatives=3)
     return next(
-        iter(LinkDataModule(split, sampler=NeighborSampler([3, 3]), loading=Loading(num_threads=0)).train_dataloader())
+        iter(
+            lgd.LinkDataModule(
+                split, sampler=lgd.NeighborSampler([3, 3]), loading=lgd.Loading(num_threads=0)
+            ).train_dataloader()
+        )
     )
 
 
@@ -200,13 +195,13 @@ def run_block(rank: int, world_size: int, code: str, folder: str) -> dict[str, f
 def test_a_block_of_python_runs(code: str, tmp_path: Path) -> None:
     num_ranks = 2 if "Trainer(" in code or "my_shares" in code else 1
     if "my_shares" in code:
-        graph = Graph.from_pyg(as_pyg())
-        save_shards(graph, RandomPartitioner()(graph, 2, seed=0), tmp_path / "my_shares")
+        graph = lgd.Graph.from_pyg(as_pyg())
+        lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 2, seed=0), tmp_path / "my_shares")
     if '"my_graph"' in code and "save(" not in code:
-        Graph.from_pyg(as_pyg()).save(tmp_path / "my_graph")
+        lgd.Graph.from_pyg(as_pyg()).save(tmp_path / "my_graph")
     if "my_chunks" in code:
-        graph = Graph.from_pyg(as_pyg())
-        reorder_graph(graph, RandomPartitioner()(graph, 4, seed=0), tmp_path / "my_chunks")
+        graph = lgd.Graph.from_pyg(as_pyg())
+        reorder_graph(graph, lgd.RandomPartitioner()(graph, 4, seed=0), tmp_path / "my_chunks")
     if "some.ckpt" in code:
         saved = {"state_dict": SAGE(8, 4).state_dict(), "pytorch-lightning_version": pl.__version__}
         torch.save(saved, tmp_path / "some.ckpt")
@@ -237,15 +232,15 @@ def test_the_elastic_block_runs_as_its_page_says(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
 
 
-def commands(*programs: str) -> list[Any]:
+def commands(*programs: str) -> list[list[str]]:
     """Every line of a console that starts one of these, with continued lines put together."""
     text = "".join(block.code for block in blocks("console")).replace("\\\n", " ")
     lines = [re.sub(r"^\w*\$ ", "", line) for line in text.splitlines() if re.match(r"\w*\$ ", line)]
     given = {tuple(shlex.split(line, comments=True)) for line in lines}
-    return [pytest.param(list(words), id=" ".join(words[:6])) for words in sorted(given) if words[0] in programs]
+    return [list(words) for words in sorted(given) if words[0] in programs]
 
 
-@pytest.mark.parametrize("words", commands("lightning-gnn-dist", "torchrun"))
+@pytest.mark.parametrize("words", commands("lightning-gnn-dist", "torchrun"), ids=" ".join)
 def test_a_command_is_understood(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if words[0] == "torchrun":
         given = distributed_run.parse_args(words[1:])
@@ -265,15 +260,12 @@ def test_a_command_is_understood(words: list[str], tmp_path: Path, monkeypatch: 
         command_line.main()
 
 
-@pytest.mark.parametrize("words", commands("make"))
-def test_a_target_exists(words: list[str]) -> None:
-    assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
-
-
-@pytest.mark.parametrize("words", commands("sbatch", "./ssh.sh", "kubectl"))
-def test_a_file_to_start_exists(words: list[str]) -> None:
-    (name,) = [word for word in words if word.endswith((".sbatch", ".sh", "kubernetes.yaml"))]
-    assert (ROOT / "examples" / name).is_file()
+def test_targets_and_files_to_start_exist() -> None:
+    for words in commands("make"):
+        assert re.search(rf"^{words[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), words
+    for words in commands("sbatch", "./ssh.sh", "kubectl"):
+        (name,) = [word for word in words if word.endswith((".sbatch", ".sh", "kubernetes.yaml"))]
+        assert (ROOT / "examples" / name).is_file()
 
 
 def test_the_extras_that_pages_name_exist() -> None:
@@ -288,22 +280,21 @@ def test_the_variables_of_elastic_ranks_are_those_that_are_read() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", commands("torchft_lighthouse"))
-def test_the_lighthouse_has_these_options(words: list[str]) -> None:
+def test_the_lighthouse_has_these_options() -> None:
     if (program := shutil.which("torchft_lighthouse", path=str(Path(sys.executable).parent))) is None:
         pytest.skip("torchft is not installed: pip install lightning-gnn-dist[elastic]")
     known = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=240, check=True).stdout
+    (words,) = commands("torchft_lighthouse")
     assert all(word in known for word in words if word.startswith("--"))
 
 
-@pytest.mark.parametrize(
-    "page", [*PAGES, *TUTORIALS, *sorted((ROOT / "benchmarks").glob("*.md"))], ids=lambda page: page.name
-)
-def test_a_link_leads_somewhere(page: Path) -> None:
-    for name, anchor in links(page):
-        target = page.parent / name if name else page
-        assert target.exists(), name
-        assert not anchor or anchor in anchors(target), f"{name}#{anchor}"
+def test_a_link_leads_somewhere() -> None:
+    headings = cache(anchors)
+    for page in [*PAGES, *TUTORIALS, *sorted((ROOT / "benchmarks").glob("*.md"))]:
+        for name, anchor in links(page):
+            target = page.parent / name if name else page
+            assert target.exists(), (page, name)
+            assert not anchor or anchor in headings(target), f"{page}: {name}#{anchor}"
 
 
 def tables_of(data: Any, folder: Path) -> None:

@@ -9,15 +9,7 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import (
-    Graph,
-    LinkDataModule,
-    PartitionedDataModule,
-    TemporalSampler,
-    prepare_graph,
-    split_by_time,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from tests.graph.typed.graphs import small
@@ -34,30 +26,32 @@ def data_with(**arrays: Any) -> HeteroData:
     return data
 
 
-def links_apart() -> Graph:
+def links_apart() -> lgd.Graph:
     """Authors write papers, and others get answers: no pair of the one type is one of the other, turned round."""
     data = data_with()
     data[WRITES].edge_index, data[WRITES].edge_attr = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 3]]), torch.ones(4, 2)
     data[BY].edge_index = torch.tensor([[4, 5, 6], [4, 5, 6]])
-    return Graph.from_pyg(data)
+    return lgd.Graph.from_pyg(data)
 
 
-def by_time(**arrays: Any) -> PartitionedDataModule:
-    return PartitionedDataModule(Graph.from_pyg(data_with(**arrays)), sampler=TemporalSampler([2], "time", "at"))
+def by_time(**arrays: Any) -> lgd.PartitionedDataModule:
+    return lgd.PartitionedDataModule(
+        lgd.Graph.from_pyg(data_with(**arrays)), sampler=lgd.TemporalSampler([2], "time", "at")
+    )
 
 
 SECONDS = 1_700_000_000 + torch.arange(12)
 OF_GRAPHS: dict[str, tuple[Callable[[], Any], str]] = {
     "times in words": (
-        lambda: Graph.from_pyg(data_with(time=["monday"] * 12), time="time"),
+        lambda: lgd.Graph.from_pyg(data_with(time=["monday"] * 12), time="time"),
         r"data\['paper'\]\.time must be a tensor of one number or row for each node, or each edge, got \['monday'",
     ),
     "times in words, of one type, which no call has named": (
-        lambda: Graph.from_pyg(data_with(time=torch.arange(12), cites_time=["2099-01-01"] * 40)),
+        lambda: lgd.Graph.from_pyg(data_with(time=torch.arange(12), cites_time=["2099-01-01"] * 40)),
         r"data\['paper', 'cites', 'paper'\]\.time must be a tensor .*2099.*Turn its words into numbers, or remove it",
     ),
     "times as dates": (
-        lambda: Graph.from_pyg(data_with(time=np.zeros(12, "datetime64[s]")), time="time"),
+        lambda: lgd.Graph.from_pyg(data_with(time=np.zeros(12, "datetime64[s]")), time="time"),
         r"got a numpy array of datetime64\[s\] .*astype\('int64'\)",
     ),
     "seeds in seconds, events in milliseconds": (
@@ -66,15 +60,15 @@ OF_GRAPHS: dict[str, tuple[Callable[[], Any], str]] = {
         r"\(time\)\. Give both in one unit",
     ),
     "a split by times of two types": (
-        lambda: split_by_time(Graph.from_pyg(_of_two_types())),
+        lambda: lgd.split_by_time(lgd.Graph.from_pyg(_of_two_types())),
         r"2 node types have labels and 'time' \(\['paper', 'author'\]\), and one is split: choose it, as in .*'paper'",
     ),
     "links of a type without edges": (
-        lambda: split_edges(links_apart(), edge_type=("paper", "in", "venue")),
+        lambda: lgd.split_edges(links_apart(), edge_type=("paper", "in", "venue")),
         "There are no edges to hold back .*: choose an edge type that has some",
     ),
     "a reverse type that is none": (
-        lambda: split_edges(links_apart(), edge_type=WRITES, val=0.25, test=0.25, reverse=BY),
+        lambda: lgd.split_edges(links_apart(), edge_type=WRITES, val=0.25, test=0.25, reverse=BY),
         r"reverse=\('paper', 'by', 'author'\) has none of the links of .* turned round: name the type that has them",
     ),
     "nodes out of order": (
@@ -130,7 +124,7 @@ def test_a_type_of_edges_in_another_unit_is_told(
     of_cites = ((1_700_000_000 + torch.arange(40)) * unit).long()
     data = data_with(time=SECONDS, cites_time=of_cites)
     data[WRITES].time = 1_700_000_000 + torch.arange(data[WRITES].num_edges) % 12
-    PartitionedDataModule(Graph.from_pyg(data), sampler=TemporalSampler([2], "time"))
+    lgd.PartitionedDataModule(lgd.Graph.from_pyg(data), sampler=lgd.TemporalSampler([2], "time"))
     about = [line for line in told if "units differ" in line]
     assert len(about) == (said is not None) and (said is None or about[0].startswith(said))
     if said is not None:
@@ -142,8 +136,8 @@ def test_links_of_a_split_are_compared_with_other_edges_by_unit(monkeypatch: pyt
     monkeypatch.setattr("lightning_gnn_dist.extensions.temporal.temporal_sampler.rank_zero_info", told.append)
     data = data_with(cites_time=1_700_000_000_000 + torch.arange(40))
     data[WRITES].time = 1_700_000_000 + torch.arange(data[WRITES].num_edges)
-    split = split_edges(Graph.from_pyg(data), edge_type=WRITES, val=0.25, test=0.25, time="time")
-    LinkDataModule(split)
+    split = lgd.split_edges(lgd.Graph.from_pyg(data), edge_type=WRITES, val=0.25, test=0.25, time="time")
+    lgd.LinkDataModule(split)
     assert any(line.startswith("No seed sees edges of these types, by their time: paper__cites") for line in told)
 
 
@@ -203,8 +197,8 @@ def test_too_little_memory_and_shards_that_are_not_there(tmp_path: Path) -> None
         (tmp_path / "source" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "source" / name).write_text(text)
     with pytest.raises(ValueError, match=r"which take 16 bytes to sort: memory_bytes=1 are too few\."):
-        prepare_graph(tmp_path / "source", tmp_path / "graph", memory_bytes=1)
+        lgd.prepare_graph(tmp_path / "source", tmp_path / "graph", memory_bytes=1)
     with pytest.raises(ValueError, match=r"index must be below 2, the number of shards, got 2: they count from 0\."):
-        prepare_graph(tmp_path / "source", tmp_path / "shards", shard=OneShard(2, 2))
+        lgd.prepare_graph(tmp_path / "source", tmp_path / "shards", shard=OneShard(2, 2))
     with pytest.raises(ValueError, match="No node belongs to shard 3 of 4"):
-        prepare_graph(tmp_path / "source", tmp_path / "shards", shard=OneShard(3, 4))
+        lgd.prepare_graph(tmp_path / "source", tmp_path / "shards", shard=OneShard(3, 4))

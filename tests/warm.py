@@ -17,18 +17,7 @@ from torch import nn
 from torch_geometric.nn import GATConv, GCNConv, GINConv
 
 import lightning_gnn_dist
-from lightning_gnn_dist import (
-    Graph,
-    LinkDataModule,
-    Loading,
-    MetisPartitioner,
-    NeighborSampler,
-    PartitionedDataModule,
-    TemporalSampler,
-    citations,
-    communities,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.graph.storage.mapped import all_maps, libc
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport
@@ -43,8 +32,8 @@ TRAINS = not torch.cuda.is_available()
 
 
 def fit() -> None:
-    graph = communities(60, 2, num_features=4, train_share=0.5)
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([2, 2]), loading=Loading(num_threads=0))
+    graph = lgd.communities(60, 2, num_features=4, train_share=0.5)
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([2, 2]), loading=lgd.Loading(num_threads=0))
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, enable_checkpointing=False, **quiet)
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
@@ -57,14 +46,16 @@ def write_code_of_layers() -> None:
 
 
 def train_on_a_part() -> None:
-    graph = communities(60, 2, num_features=4, train_share=0.5)
+    graph = lgd.communities(60, 2, num_features=4, train_share=0.5)
     with tempfile.TemporaryDirectory() as folder:
-        parts = cached_partition(graph, MetisPartitioner(), 2, 0, folder)
+        parts = cached_partition(graph, lgd.MetisPartitioner(), 2, 0, folder)
     PartitionReport.of(graph, parts.assignment, 2)
-    data = PartitionedDataModule(
-        graph, partitioner=parts, sampler=NeighborSampler([2, 2]), loading=Loading(num_threads=0)
+    data = lgd.PartitionedDataModule(
+        graph, partitioner=parts, sampler=lgd.NeighborSampler([2, 2]), loading=lgd.Loading(num_threads=0)
     )
-    own = PartitionedDataModule(data.part(0, 2), sampler=NeighborSampler([2, 2]), loading=Loading(num_threads=0))
+    own = lgd.PartitionedDataModule(
+        data.part(0, 2), sampler=lgd.NeighborSampler([2, 2]), loading=lgd.Loading(num_threads=0)
+    )
     with torch.random.fork_rng(devices=[]):
         module = SAGE(4, 2)
     for batch in (*own.train_dataloader(), *data.val_dataloader(), *data.correction_batches(0, stop=1)):
@@ -77,17 +68,21 @@ def make_batches_of_all_kinds() -> None:
     """Of links, by types and by time: each has loops of its own."""
     generator = torch.Generator().manual_seed(0)
     ends, times = torch.randint(20, (2, 90), generator=generator), torch.arange(90) // 9
-    events = Graph.from_edge_index(ends, 20, {"x": torch.ones(20, 2)}, {"edge_time": times})
-    typed = citations(200, 2, seed=1)
-    by_time = TemporalSampler([2, 2], "edge_time")
+    events = lgd.Graph.from_edge_index(ends, 20, {"x": torch.ones(20, 2)}, {"edge_time": times})
+    typed = lgd.citations(200, 2, seed=1)
+    by_time = lgd.TemporalSampler([2, 2], "edge_time")
     kind = ("author", "writes", "paper")
-    few: dict[str, Any] = {"batch_size": 9, "loading": Loading(num_threads=0)}
+    few: dict[str, Any] = {"batch_size": 9, "loading": lgd.Loading(num_threads=0)}
     for data in (
-        PartitionedDataModule(typed, sampler=NeighborSampler([2, 2]), **few),
-        PartitionedDataModule(typed, sampler=TemporalSampler([2, 2], "time"), **few),
-        LinkDataModule(split_edges(communities(60, 2), negatives=2), sampler=NeighborSampler([2, 2]), **few),
-        LinkDataModule(split_edges(typed, negatives=2, edge_type=kind), sampler=NeighborSampler([2, 2]), **few),
-        LinkDataModule(split_edges(events, 0.2, 0.2, negatives=2, time="edge_time"), sampler=by_time, **few),
+        lgd.PartitionedDataModule(typed, sampler=lgd.NeighborSampler([2, 2]), **few),
+        lgd.PartitionedDataModule(typed, sampler=lgd.TemporalSampler([2, 2], "time"), **few),
+        lgd.LinkDataModule(
+            lgd.split_edges(lgd.communities(60, 2), negatives=2), sampler=lgd.NeighborSampler([2, 2]), **few
+        ),
+        lgd.LinkDataModule(
+            lgd.split_edges(typed, negatives=2, edge_type=kind), sampler=lgd.NeighborSampler([2, 2]), **few
+        ),
+        lgd.LinkDataModule(lgd.split_edges(events, 0.2, 0.2, negatives=2, time="edge_time"), sampler=by_time, **few),
     ):
         next(iter(data.train_dataloader())), next(iter(data.val_dataloader()))
         data.teardown("fit")

@@ -9,18 +9,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from lightning_gnn_dist import (
-    Coverage,
-    Graph,
-    Halo,
-    Holding,
-    Isolated,
-    RandomPartitioner,
-    citations,
-    communities,
-    save_shards,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.cli import first_batch, prepare
 from lightning_gnn_dist.cli.main import main
@@ -45,7 +34,7 @@ def test_an_edge_list_becomes_a_graph(edges: Path, tmp_path: Path, capsys: pytes
     assert re.search(r"reading edges: .* s\n.*counting edges: .*sorting edges: .*fingerprint: ", said.err, re.DOTALL)
     assert "split: 30 train, 10 val, 10 test" in said.out
     assert "reverse" not in said.out
-    graph = Graph.open(out)
+    graph = lgd.Graph.open(out)
     assert graph.num_nodes == 50 and graph.split("val").numel() == 10
     assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.csv", "graph"]  # no draft is left
 
@@ -67,7 +56,7 @@ def test_a_graph_is_replaced_only_when_asked(edges: Path, tmp_path: Path) -> Non
     main(["prepare", str(edges), out])
     assert "graph exists already: choose another path, or add --overwrite" in refused(str(edges), out)
     main(["prepare", str(edges), out, "--overwrite", "--undirected"])
-    assert Graph.open(out).num_edges > 50
+    assert lgd.Graph.open(out).num_edges > 50
     (tmp_path / "mine").mkdir()
     assert "is not a saved graph" in refused(str(edges), str(tmp_path / "mine"), "--overwrite")
 
@@ -78,14 +67,14 @@ def test_a_target_of_regression_is_accepted_by_name(tmp_path: Path) -> None:
     assert "float_labels=True" in refused(source, out)
     assert not (tmp_path / "graph").exists()
     main(["prepare", source, out, "--float-labels"])
-    assert Graph.open(out).node_arrays["y"].is_floating_point()
+    assert lgd.Graph.open(out).node_arrays["y"].is_floating_point()
 
 
 @pytest.mark.parametrize("option", ["--memory", "--out-of-core"])
 def test_less_memory_gives_the_same(option: str, edges: Path, tmp_path: Path) -> None:
     for name, more in (("expected", []), ("graph", [option, "0.001"])):
         main(["prepare", str(edges), str(tmp_path / name), "--undirected", "--split", "0.6", "0.2", "0.2", *more])
-    assert Graph.open(tmp_path / "graph").fingerprint == Graph.open(tmp_path / "expected").fingerprint
+    assert lgd.Graph.open(tmp_path / "graph").fingerprint == lgd.Graph.open(tmp_path / "expected").fingerprint
     assert "nowhere does not exist" in refused("nowhere", str(tmp_path / "other"))
 
 
@@ -119,7 +108,7 @@ def test_a_host_prepares_its_own_share(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_a_saved_graph_is_no_source(tmp_path: Path) -> None:
     path = tmp_path / "graph"
-    Graph.from_edge_index(torch.tensor([[0], [1]]), 2, {"x": torch.ones(2, 3)}).save(path)
+    lgd.Graph.from_edge_index(torch.tensor([[0], [1]]), 2, {"x": torch.ones(2, 3)}).save(path)
     with pytest.raises(SystemExit, match="saved graph already"):
         main(["prepare", str(path), str(path), "--overwrite"])
     (path / "changes").mkdir()
@@ -131,7 +120,7 @@ def test_a_saved_graph_is_no_source(tmp_path: Path) -> None:
 
 
 def test_a_graph_is_divided_into_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    communities(2000).save(tmp_path / "graph")
+    lgd.communities(2000).save(tmp_path / "graph")
     main(["divide", str(tmp_path / "graph"), str(tmp_path / "shares"), "--parts", "3", "--partitioner", "random"])
     assert "3 shards of 666 to 667 nodes" in capsys.readouterr().out
     assert sum(Shard.open(tmp_path / "shares", index).rows.num_nodes for index in range(3)) == 2000
@@ -142,7 +131,7 @@ def test_a_graph_is_divided_into_shards(tmp_path: Path, capsys: pytest.CaptureFi
 def test_what_cannot_be_divided_is_said(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="is not a saved graph"):
         main(["divide", str(tmp_path), str(tmp_path / "shares"), "--parts", "2"])
-    communities(200).save(tmp_path / "graph")
+    lgd.communities(200).save(tmp_path / "graph")
     unheard = ["--partitioner", "random", "--balance", "train"]
     with pytest.raises(SystemExit, match="for --partitioner metis and kaminpar, and random evens out nodes"):
         main(["divide", str(tmp_path / "graph"), str(tmp_path / "shares"), "--parts", "2", *unheard])
@@ -153,7 +142,7 @@ def test_what_cannot_be_divided_is_said(tmp_path: Path) -> None:
 
 @pytest.fixture
 def graph(tmp_path: Path) -> str:
-    communities(2000).save(tmp_path / "graph")
+    lgd.communities(2000).save(tmp_path / "graph")
     return str(tmp_path / "graph")
 
 
@@ -164,7 +153,7 @@ def test_a_graph_alone(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_typed_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    citations(600).save(tmp_path / "graph")
+    lgd.citations(600).save(tmp_path / "graph")
     main(["inspect", str(tmp_path / "graph")])
     assert "author writes paper" in capsys.readouterr().out
     main(["inspect", "--check", str(tmp_path / "graph")])
@@ -172,7 +161,7 @@ def test_a_typed_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_parts_of_a_typed_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    citations(600).save(tmp_path / "graph")
+    lgd.citations(600).save(tmp_path / "graph")
     main(["inspect", str(tmp_path / "graph"), "--parts", "2", "--partitioner", "metis"])
     said = capsys.readouterr().out
     assert "RAM for a part: " in said and "with Halo(1), " in said and "seed_hops" not in said
@@ -181,7 +170,7 @@ def test_parts_of_a_typed_graph(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_split_of_edges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    split = split_edges(communities(2000))
+    split = lgd.split_edges(lgd.communities(2000))
     split.save(tmp_path / "split")
     main(["inspect", str(tmp_path / "split")])
     held = ", ".join(f"{edges.shape[1]:,} {name}" for name, edges in split.edges.items())
@@ -199,10 +188,12 @@ def test_several_partitions_with_what_follows(graph: str, capsys: pytest.Capture
 
 def test_memory_is_that_of_parts(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     main(["inspect", graph, "--parts", "3", "--partitioner", "random"])
-    said, whole = capsys.readouterr().out, Graph.open(graph)
-    partition = RandomPartitioner()(whole, 3, 0)
-    for boundary in (Isolated(), Halo(1)):
-        readers = [PartReader(whole, partition, Holding(), rank, 3, 0, boundary, Coverage()) for rank in range(3)]
+    said, whole = capsys.readouterr().out, lgd.Graph.open(graph)
+    partition = lgd.RandomPartitioner()(whole, 3, 0)
+    for boundary in (lgd.Isolated(), lgd.Halo(1)):
+        readers = [
+            PartReader(whole, partition, lgd.Holding(), rank, 3, 0, boundary, lgd.Coverage()) for rank in range(3)
+        ]
         taken = [reader.read(0).graph.num_bytes for reader in readers]
         assert f"{in_bytes(sum(taken) / 3)} in the mean, {in_bytes(max(taken))} at most" in said
     assert "if batches have 1,024 seeds and draw 15 and 10 neighbours; " in said and " are left here\n" in said
@@ -218,9 +209,9 @@ def test_what_cannot_be_done_is_said(graph: str, tmp_path: Path) -> None:
 def test_all_files_are_compared_with_what_was_saved(
     graph: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = Graph.open(graph)
-    save_shards(whole, RandomPartitioner()(whole, 2, 0), tmp_path / "shares")
-    split_edges(whole, negatives=2).save(tmp_path / "links")
+    whole = lgd.Graph.open(graph)
+    lgd.save_shards(whole, lgd.RandomPartitioner()(whole, 2, 0), tmp_path / "shares")
+    lgd.split_edges(whole, negatives=2).save(tmp_path / "links")
     for path in (graph, str(tmp_path / "shares"), str(tmp_path / "links")):
         main(["inspect", "--check", path])
         assert "all arrays are what was saved" in capsys.readouterr().out
@@ -253,7 +244,7 @@ def test_prepare_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert made == [tmp_path / "graph0"]
 
 
-@pytest.mark.parametrize("graph", [communities(50, 3), citations(300, 3)], ids=["plain", "typed"])
+@pytest.mark.parametrize("graph", [lgd.communities(50, 3), lgd.citations(300, 3)], ids=["plain", "typed"])
 def test_a_batch_is_made_of_any_saved_graph(graph: object, tmp_path: Path) -> None:
     graph.save(tmp_path / "graph")  # type: ignore[attr-defined]
     first_batch.make_batch(tmp_path / "graph")

@@ -5,21 +5,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from lightning_gnn_dist import (
-    Evaluation,
-    FastGCNSampler,
-    GlobalBatching,
-    Graph,
-    Holding,
-    LadiesSampler,
-    Loading,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomWalkSampler,
-    ShadowSampler,
-    TemporalSampler,
-    WholePartSampler,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.golden.graphs import AT, BACK, CITES, PRINTS, SPLITS, WRITES, dense, plain, simple, typed
@@ -28,45 +14,47 @@ from tests.golden.runs import Run
 from tests.golden.tally import Tally, content_of
 from tests.samplers import SAMPLERS
 
-BY_TIME = TemporalSampler([4, 3], "edge_time", "time")
+BY_TIME = lgd.TemporalSampler([4, 3], "edge_time", "time")
 PLAIN: dict[str, Any] = SAMPLERS | {
-    "fastgcn_normalized": FastGCNSampler([40, 30], normalize=True),
-    "ladies_normalized": LadiesSampler([40, 30], weight="weight", normalize=True),
-    "matrix_ladies": MatrixSampler(LadiesSampler([40, 30])),
-    "neighbor_weighted_replaced": NeighborSampler([4, 3], replace=True, weight="weight"),
+    "fastgcn_normalized": lgd.FastGCNSampler([40, 30], normalize=True),
+    "ladies_normalized": lgd.LadiesSampler([40, 30], weight="weight", normalize=True),
+    "matrix_ladies": MatrixSampler(lgd.LadiesSampler([40, 30])),
+    "neighbor_weighted_replaced": lgd.NeighborSampler([4, 3], replace=True, weight="weight"),
     "temporal_edges": BY_TIME,
     "temporal_equal": replace(BY_TIME, equal=True),
     "temporal_latest": replace(BY_TIME, pick="latest"),
     "temporal_replaced": replace(BY_TIME, replace=True),
     "temporal_window": replace(BY_TIME, last=9),
     "temporal_all": replace(BY_TIME, num_neighbors=[-1, -1]),
-    "walk_weighted": RandomWalkSampler(2, walk_length=3, weight="weight", visits=3),
-    "walk_unweighted": RandomWalkSampler(2, visits=0),
+    "walk_weighted": lgd.RandomWalkSampler(2, walk_length=3, weight="weight", visits=3),
+    "walk_unweighted": lgd.RandomWalkSampler(2, visits=0),
 }
-OF_TYPES = TemporalSampler([3, 2], "time")
+OF_TYPES = lgd.TemporalSampler([3, 2], "time")
 TYPED: dict[str, Any] = {
-    "neighbor": NeighborSampler([3, 2]),
-    "neighbor_all": NeighborSampler([-1, -1]),
-    "neighbor_replaced": NeighborSampler([3, 2], replace=True),
-    "neighbor_of_types": NeighborSampler({CITES: [4, 0], WRITES: [3, 2], BACK: [0, 2], AT: [1, 1], PRINTS: [1, -1]}),
-    "shadow": ShadowSampler([3, 2], num_hops=2),
-    "walk": RandomWalkSampler(2, visits=0),
-    "whole": WholePartSampler(2),
+    "neighbor": lgd.NeighborSampler([3, 2]),
+    "neighbor_all": lgd.NeighborSampler([-1, -1]),
+    "neighbor_replaced": lgd.NeighborSampler([3, 2], replace=True),
+    "neighbor_of_types": lgd.NeighborSampler(
+        {CITES: [4, 0], WRITES: [3, 2], BACK: [0, 2], AT: [1, 1], PRINTS: [1, -1]}
+    ),
+    "shadow": lgd.ShadowSampler([3, 2], num_hops=2),
+    "walk": lgd.RandomWalkSampler(2, visits=0),
+    "whole": lgd.WholePartSampler(2),
     "temporal": OF_TYPES,
     "temporal_equal": replace(OF_TYPES, equal=True),
     "temporal_latest": replace(OF_TYPES, pick="latest"),
     "temporal_replaced": replace(OF_TYPES, replace=True),
     "temporal_window": replace(OF_TYPES, last=7),
-    "temporal_of_types": TemporalSampler(
+    "temporal_of_types": lgd.TemporalSampler(
         {CITES: [4, 2], WRITES: [3, 2], BACK: [0, 2], AT: [1, 1], PRINTS: [1, 0]}, "time", pick="latest"
     ),
 }
-LOADINGS: dict[str, Loading] = {
-    "bulk_of_3_in_background": Loading(bulk_size=3),
-    "two_threads": Loading(num_threads=2),
-    "all_labels": Loading(num_threads=0, all_labels=True),
-    "not_widened": Loading(num_threads=0, widen=False),
-    "cache_of_files": Loading(cache_bytes=20_000),
+LOADINGS: dict[str, lgd.Loading] = {
+    "bulk_of_3_in_background": lgd.Loading(bulk_size=3),
+    "two_threads": lgd.Loading(num_threads=2),
+    "all_labels": lgd.Loading(num_threads=0, all_labels=True),
+    "not_widened": lgd.Loading(num_threads=0, widen=False),
+    "cache_of_files": lgd.Loading(cache_bytes=20_000),
 }
 
 
@@ -92,30 +80,30 @@ def of_links(split: str, store: str, options: dict[str, Any], tally: Tally, plac
     show_batches(tally, place.links(split, store, **options), predicts="events" not in split)
 
 
-def of_graph(make: Callable[[], Graph], tally: Tally, place: Place) -> None:
-    options: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 32, "loading": AT_ONCE}
-    show_batches(tally, PartitionedDataModule(make(), holding=Holding(cache_dir=place.own), **options))
+def of_graph(make: Callable[[], lgd.Graph], tally: Tally, place: Place) -> None:
+    options: dict[str, Any] = {"sampler": lgd.NeighborSampler([4, 3]), "batch_size": 32, "loading": AT_ONCE}
+    show_batches(tally, lgd.PartitionedDataModule(make(), holding=lgd.Holding(cache_dir=place.own), **options))
 
 
-def narrow() -> Graph:
+def narrow() -> lgd.Graph:
     """Features in int8 with a scale for each row."""
     graph = plain()
     arrays = dict(graph.node_arrays)
     values, scale = quantize_rows(arrays.pop("x"))
-    return Graph(graph.indptr, graph.indices, arrays | {"x": values, "x_scale": scale}, graph.edge_arrays)
+    return lgd.Graph(graph.indptr, graph.indices, arrays | {"x": values, "x_scale": scale}, graph.edge_arrays)
 
 
-def half() -> Graph:
+def half() -> lgd.Graph:
     graph = plain()
     arrays = graph.node_arrays | {"x": graph.node_arrays["x"].half()}
-    return Graph(graph.indptr, graph.indices, arrays, graph.edge_arrays)
+    return lgd.Graph(graph.indptr, graph.indices, arrays, graph.edge_arrays)
 
 
-GRAPHS: dict[str, Callable[[], Graph]] = {
+GRAPHS: dict[str, Callable[[], lgd.Graph]] = {
     "plain/int8": narrow,
     "plain/float16": half,
-    "plain/from_pyg": lambda: Graph.from_pyg(simple().to_pyg()),
-    "typed/from_pyg": lambda: Graph.from_pyg(dense()),
+    "plain/from_pyg": lambda: lgd.Graph.from_pyg(simple().to_pyg()),
+    "typed/from_pyg": lambda: lgd.Graph.from_pyg(dense()),
     "typed/with_seeds": lambda: typed().with_seeds("paper"),
 }
 
@@ -132,12 +120,12 @@ def runs() -> Iterator[Run]:
         for split in SPLITS:
             yield Run(f"batches/links/{split}/{store}", partial(of_links, split, store, {}))
     for split in SPLITS:
-        more = {"num_negatives": 3} if "label" not in split else {"sampler": NeighborSampler([-1, 2])}
+        more = {"num_negatives": 3} if "label" not in split else {"sampler": lgd.NeighborSampler([-1, 2])}
         if "events" not in split:
             yield Run(f"batches/links/{split}/more", partial(of_links, split, "ram", more))
-    equal = TemporalSampler([4, 3], "edge_time", equal=True)
+    equal = lgd.TemporalSampler([4, 3], "edge_time", equal=True)
     yield Run("batches/links/events/equal", partial(of_links, "events", "ram", {"sampler": equal}))
-    equal = TemporalSampler([3, 2], "time", equal=True, pick="latest")
+    equal = lgd.TemporalSampler([3, 2], "time", equal=True, pick="latest")
     yield Run("batches/links/typed_events/equal", partial(of_links, "typed_events", "ram", {"sampler": equal}))
     for name, loading in LOADINGS.items():
         for graph in ("plain", "typed"):
@@ -145,8 +133,11 @@ def runs() -> Iterator[Run]:
                 continue  # its rows have less than 32 bytes
             store = "files" if loading.cache_bytes else "ram"
             yield Run(f"batches/{graph}/loading/{name}", partial(of_nodes, graph, store, {"loading": loading}))
-    estimate = Evaluation(batch_size=20, sampler=NeighborSampler([6, 5]))
-    others = {"evaluation": estimate, "global_batching": GlobalBatching(batch_size=50, sampler=NeighborSampler([5, 4]))}
+    estimate = lgd.Evaluation(batch_size=20, sampler=lgd.NeighborSampler([6, 5]))
+    others = {
+        "evaluation": estimate,
+        "global_batching": lgd.GlobalBatching(batch_size=50, sampler=lgd.NeighborSampler([5, 4])),
+    }
     yield Run("batches/plain/settings", partial(of_nodes, "plain", "ram", others))
     yield Run("batches/typed/settings", partial(of_nodes, "typed", "ram", others))
     for name, make in GRAPHS.items():

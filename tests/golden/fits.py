@@ -8,26 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
-from lightning_gnn_dist import (
-    Correction,
-    Coverage,
-    Drift,
-    EveryPass,
-    EverySteps,
-    GlobalBatching,
-    GrappaStrategy,
-    Holding,
-    Launch,
-    LLCGStrategy,
-    LocalSGDStrategy,
-    NeighborSampler,
-    Outer,
-    Redeal,
-    Rotate,
-    Rounded,
-    RunReport,
-    TMAStrategy,
-)
+import lightning_gnn_dist as lgd
 from tests.golden.batches import BY_TIME, OF_TYPES
 from tests.golden.device import chosen
 from tests.golden.graphs import asked_of
@@ -37,77 +18,77 @@ from tests.golden.runs import Run
 from tests.golden.tally import Tally
 from tests.samplers import SAMPLERS
 
-PATIENCE: dict[str, Any] = {"launch": Launch(timeout=timedelta(seconds=60), start_timeout=timedelta(seconds=60))}
+PATIENCE: dict[str, Any] = {"launch": lgd.Launch(timeout=timedelta(seconds=60), start_timeout=timedelta(seconds=60))}
 SECONDS = ("seconds", "waited", "_s")  # figures of time, which no two runs share
 COUNTED = ("bytes_sent", "boundary_bytes", "fetched_bytes")
 Make = Callable[[], Any]
 
 
 def local(clock: Any = None, **options: Any) -> Make:
-    return lambda: LocalSGDStrategy(EverySteps(3) if clock is None else clock, **PATIENCE, **options)
+    return lambda: lgd.LocalSGDStrategy(lgd.EverySteps(3) if clock is None else clock, **PATIENCE, **options)
 
 
 def llcg(clock: Any = None, **options: Any) -> Make:
-    settings = {"reducer": Rounded(8)} | PATIENCE | options
-    return lambda: LLCGStrategy(EverySteps(3) if clock is None else clock, **settings)
+    settings = {"reducer": lgd.Rounded(8)} | PATIENCE | options
+    return lambda: lgd.LLCGStrategy(lgd.EverySteps(3) if clock is None else clock, **settings)
 
 
-def published(correction: Correction | None) -> Make:
-    return lambda: LLCGStrategy.as_published(EverySteps(3), correction=correction, **PATIENCE)
+def published(correction: lgd.Correction | None) -> Make:
+    return lambda: lgd.LLCGStrategy.as_published(lgd.EverySteps(3), correction=correction, **PATIENCE)
 
 
 def tma(**options: Any) -> Make:
-    return lambda: TMAStrategy(EverySteps(3), **PATIENCE, **options)
+    return lambda: lgd.TMAStrategy(lgd.EverySteps(3), **PATIENCE, **options)
 
 
 def grappa(**options: Any) -> Make:
-    return lambda: GrappaStrategy(**PATIENCE, **options)
+    return lambda: lgd.GrappaStrategy(**PATIENCE, **options)
 
 
 BASIC: dict[str, Make] = {"local_sgd": local(), "llcg": llcg(), "tma": tma(), "grappa": grappa()}
 OF_TYPES_BASIC = BASIC | {"grappa": grappa(find_unused_parameters=True)}  # of types that no seed sees
 SETTINGS: dict[str, Make] = {
-    "local_sgd_growing": local(EverySteps(2, growth=1.5, limit=8), weights="nodes"),
-    "local_sgd_passes": local(EveryPass(2)),
-    "local_sgd_drift": local(EveryPass(), drift=Drift("ranks"), average_optimizer=True),
-    "local_sgd_drift_decay": local(drift=Drift("ranks", decay=0.5, anchor_steps=2)),
+    "local_sgd_growing": local(lgd.EverySteps(2, growth=1.5, limit=8), weights="nodes"),
+    "local_sgd_passes": local(lgd.EveryPass(2)),
+    "local_sgd_drift": local(lgd.EveryPass(), drift=lgd.Drift("ranks"), average_optimizer=True),
+    "local_sgd_drift_decay": local(drift=lgd.Drift("ranks", decay=0.5, anchor_steps=2)),
     "local_sgd_momentum": local(average_optimizer="momentum"),
     "local_sgd_variance": local(average_optimizer="variance"),
     "local_sgd_own_buffers": local(buffers="local"),
     "local_sgd_leave_out": local(nonfinite="leave_out"),
-    "local_sgd_outer": local(outer=Outer.diloco()),
-    "local_sgd_outer_8": local(outer=Outer.diloco(), reducer=Rounded(8), average_optimizer=True),
-    "local_sgd_outer_16": local(outer=Outer.diloco(), reducer=Rounded(16), drift=Drift("ranks")),
-    "local_sgd_outer_adaptive": local(outer=Outer(momentum=0.8, adaptive=True)),
+    "local_sgd_outer": local(outer=lgd.Outer.diloco()),
+    "local_sgd_outer_8": local(outer=lgd.Outer.diloco(), reducer=lgd.Rounded(8), average_optimizer=True),
+    "local_sgd_outer_16": local(outer=lgd.Outer.diloco(), reducer=lgd.Rounded(16), drift=lgd.Drift("ranks")),
+    "local_sgd_outer_adaptive": local(outer=lgd.Outer(momentum=0.8, adaptive=True)),
     "local_sgd_outer_adam": local(
-        outer=Outer(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.02, eps=1e-3))
+        outer=lgd.Outer(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.02, eps=1e-3))
     ),
-    "llcg_paper": published(Correction.as_published(2)),
+    "llcg_paper": published(lgd.Correction.as_published(2)),
     "llcg_without_corrections": published(None),
-    "llcg_rank0": llcg(correction=Correction(way="rank0"), buffers="global"),
-    "llcg_drift_of_ranks": llcg(drift=Drift("ranks")),
-    "llcg_share": llcg(EverySteps(2, growth=1.5, limit=6), correction=Correction(0.5, lr="local")),
-    "llcg_persistent": llcg(correction=Correction(optimizer="persistent", lr=0.01)),
+    "llcg_rank0": llcg(correction=lgd.Correction(way="rank0"), buffers="global"),
+    "llcg_drift_of_ranks": llcg(drift=lgd.Drift("ranks")),
+    "llcg_share": llcg(lgd.EverySteps(2, growth=1.5, limit=6), correction=lgd.Correction(0.5, lr="local")),
+    "llcg_persistent": llcg(correction=lgd.Correction(optimizer="persistent", lr=0.01)),
     "llcg_own_optimizer": llcg(
-        correction=Correction(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01))
+        correction=lgd.Correction(optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.01))
     ),
-    "llcg_32_bits": llcg(outer=Outer(), reducer=None),
-    "llcg_16_bits": llcg(outer=Outer.diloco(), reducer=Rounded(16)),
+    "llcg_32_bits": llcg(outer=lgd.Outer(), reducer=None),
+    "llcg_16_bits": llcg(outer=lgd.Outer.diloco(), reducer=lgd.Rounded(16)),
     "tma_steps": tma(weights="steps"),
     "tma_failed": tma(failed_ranks=[1]),
     "grappa_nodes": grappa(weights="nodes"),
-    "grappa_8": grappa(reducer=Rounded(8)),
-    "grappa_16": grappa(reducer=Rounded(16)),
+    "grappa_8": grappa(reducer=lgd.Rounded(8)),
+    "grappa_16": grappa(reducer=lgd.Rounded(16)),
     "grappa_own_buffers": grappa(buffers="local"),
 }
 HOLDINGS: dict[str, dict[str, Any]] = {
-    "rotate": {"holding": Holding(Rotate(), every=1)},
-    "redeal": {"holding": Holding(Redeal(8), every=1)},
-    "extra_nodes": {"holding": Holding(extra_nodes=0.3)},
-    "extra_of_graph": {"holding": Holding(extra_nodes=0.3, extra_of="graph")},
+    "rotate": {"holding": lgd.Holding(lgd.Rotate(), every=1)},
+    "redeal": {"holding": lgd.Holding(lgd.Redeal(8), every=1)},
+    "extra_nodes": {"holding": lgd.Holding(extra_nodes=0.3)},
+    "extra_of_graph": {"holding": lgd.Holding(extra_nodes=0.3, extra_of="graph")},
     "no_coverage": {"coverage": None},
-    "coverage_of_batches": {"coverage": Coverage("batch", shrinkage=1.0)},
-    "own_corrections": {"global_batching": GlobalBatching(deal="own")},
+    "coverage_of_batches": {"coverage": lgd.Coverage("batch", shrinkage=1.0)},
+    "own_corrections": {"global_batching": lgd.GlobalBatching(deal="own")},
 }
 
 
@@ -123,7 +104,7 @@ def show_fit(
     tally: Tally, data: Any, module: Any, strategy: Any, num_ranks: int, *, evaluates: bool = True, **options: Any
 ) -> None:
     """Fit, test and predict, and show all that comes of it."""
-    report, metrics = RunReport(), Metrics()
+    report, metrics = lgd.RunReport(), Metrics()
     settings = {"devices": num_ranks, "callbacks": [report, metrics, *options.pop("callbacks", [])]}
     resume = options.pop("ckpt_path", None)
     run = trainer(strategy, **settings, **options)
@@ -171,7 +152,7 @@ class Metrics(pl.Callback):
         self.of_rounds.append(metrics if self.has_validated or not self.validates else {})
 
 
-def show_report(tally: Tally, report: RunReport, metrics: Metrics) -> None:
+def show_report(tally: Tally, report: lgd.RunReport, metrics: Metrics) -> None:
     """What all ranks have done, which rank 0 has."""
     if report.ranks:
         tally.add("batches of ranks", [rank["batches"] for rank in report.ranks])
@@ -229,11 +210,11 @@ def runs() -> Iterator[Run]:
         if name not in ("matrix", "neighbor", "neighbor_three_hops"):
             run = partial(of_nodes, BASIC["llcg"], options={"sampler": sampler})
             yield Run(f"fits/llcg/sampler_{name}", run, 2)
-    three = {"sampler": NeighborSampler([3, 2, 2])}
+    three = {"sampler": lgd.NeighborSampler([3, 2, 2])}
     yield Run("fits/llcg/three_hops", partial(of_nodes, llcg(), module=lambda data: Blocks(3), options=three), 2)
     yield Run("fits/grappa/edge_index", partial(of_nodes, grappa(), module=lambda data: Edges()), 2)
     clipped = {"gradient_clip_val": 0.5, "accumulate_grad_batches": 2}
-    for name, make in {"grappa": grappa(), "local_sgd": local(EverySteps(4))}.items():
+    for name, make in {"grappa": grappa(), "local_sgd": local(lgd.EverySteps(4))}.items():
         yield Run(f"fits/{name}/clipped_and_accumulated", partial(of_nodes, make, **clipped), 2)
     for name, make in OF_TYPES_BASIC.items():
         run = partial(of_nodes, make, module=typed_module, graph="typed")

@@ -4,45 +4,30 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from lightning_gnn_dist import (
-    Coverage,
-    Fixed,
-    Graph,
-    Halo,
-    Holding,
-    MetisPartitioner,
-    RandomPartitioner,
-    Redeal,
-    Rotate,
-    StreamingPartitioner,
-    SuperNodePartitioner,
-    citations,
-    communities,
-    split_by_time,
-)
+import lightning_gnn_dist as lgd
 from tests.golden.graphs import SPLITS
 from tests.golden.place import GRAPHS, Place
 from tests.golden.runs import Run
 from tests.golden.tally import Tally
 
 PARTITIONERS: dict[str, Any] = {
-    "metis": MetisPartitioner(),
-    "metis_train": MetisPartitioner(balance="train"),
-    "random": RandomPartitioner(),
-    "supernodes": SuperNodePartitioner(12),
-    "supernodes_default": SuperNodePartitioner(),
-    "streaming": StreamingPartitioner(),
-    "streaming_fennel": StreamingPartitioner("fennel", order="random"),
-    "streaming_supernodes": SuperNodePartitioner(12, clusters=StreamingPartitioner()),
+    "metis": lgd.MetisPartitioner(),
+    "metis_train": lgd.MetisPartitioner(balance="train"),
+    "random": lgd.RandomPartitioner(),
+    "supernodes": lgd.SuperNodePartitioner(12),
+    "supernodes_default": lgd.SuperNodePartitioner(),
+    "streaming": lgd.StreamingPartitioner(),
+    "streaming_fennel": lgd.StreamingPartitioner("fennel", order="random"),
+    "streaming_supernodes": lgd.SuperNodePartitioner(12, clusters=lgd.StreamingPartitioner()),
 }
 HELD: dict[str, dict[str, Any]] = {
-    "fixed": {"holding": Holding(Fixed())},
-    "rotate": {"holding": Holding(Rotate())},
-    "redeal": {"holding": Holding(Redeal(12))},
-    "extra_nodes": {"holding": Holding(extra_nodes=0.3)},
-    "halo": {"boundary": Halo()},
-    "halo_limited": {"boundary": Halo(2, bytes=5_000, neighbors=2)},
-    "coverage_of_batches": {"coverage": Coverage("batch", shrinkage=2.0, prior=0.5)},
+    "fixed": {"holding": lgd.Holding(lgd.Fixed())},
+    "rotate": {"holding": lgd.Holding(lgd.Rotate())},
+    "redeal": {"holding": lgd.Holding(lgd.Redeal(12))},
+    "extra_nodes": {"holding": lgd.Holding(extra_nodes=0.3)},
+    "halo": {"boundary": lgd.Halo()},
+    "halo_limited": {"boundary": lgd.Halo(2, bytes=5_000, neighbors=2)},
+    "coverage_of_batches": {"coverage": lgd.Coverage("batch", shrinkage=2.0, prior=0.5)},
 }
 
 
@@ -60,7 +45,7 @@ def held(graph: str, options: dict[str, Any], tally: Tally, place: Place) -> Non
             show_graph(tally, f"rank {rank}", data.part(rank, 3, super_epoch))
 
 
-def show_graph(tally: Tally, name: str, graph: Graph) -> None:
+def show_graph(tally: Tally, name: str, graph: lgd.Graph) -> None:
     """All arrays, whether there are types or not; a part of a typed graph has arrays of all nodes beside them."""
     tally.add(name, graph)
     tally.add(f"{name} {graph.num_nodes > 0} sizes", [graph.num_nodes, graph.num_edges, graph.num_bytes])
@@ -86,10 +71,10 @@ def runs() -> Iterator[Run]:
             yield Run(f"parts/{graph}/{name}", partial(cut, graph, name))
         for name, options in HELD.items():
             yield Run(f"held/{graph}/{name}", partial(held, graph, options))
-        yield Run(f"graphs/{graph}/in_time", partial(built, lambda graph=graph: split_by_time(GRAPHS[graph]())))
+        yield Run(f"graphs/{graph}/in_time", partial(built, lambda graph=graph: lgd.split_by_time(GRAPHS[graph]())))
         yield Run(f"graphs/{graph}", partial(built, GRAPHS[graph]))
     yield Run("graphs/timed", partial(built, GRAPHS["timed"]))
-    yield Run("graphs/communities", partial(built, lambda: communities(500, 3, num_features=4)))
-    yield Run("graphs/citations", partial(built, lambda: citations(300, 2)))
+    yield Run("graphs/communities", partial(built, lambda: lgd.communities(500, 3, num_features=4)))
+    yield Run("graphs/citations", partial(built, lambda: lgd.citations(300, 2)))
     for name in SPLITS:
         yield Run(f"splits/{name}", partial(split, name))

@@ -7,18 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from lightning_gnn_dist import (
-    Graph,
-    Holding,
-    LinkDataModule,
-    Loading,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    TemporalSampler,
-    prepare_graph,
-    save_shards,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.golden.device import chosen
@@ -26,7 +15,7 @@ from tests.golden.graphs import SPLITS, plain, simple, typed, typed_in_time
 
 GRAPHS = {"plain": plain, "simple": simple, "typed": typed, "timed": typed_in_time}
 RANKS = 2  # of the shards that are prepared
-AT_ONCE = Loading(num_threads=0)
+AT_ONCE = lgd.Loading(num_threads=0)
 
 
 @dataclass(frozen=True)
@@ -40,35 +29,35 @@ class Place:
         """Write what is read."""
         for name, make in GRAPHS.items():
             make().save(self.shared / name)
-            save_shards(make(), RandomPartitioner()(make(), RANKS, 0), self.shared / f"{name}_shards")
+            lgd.save_shards(make(), lgd.RandomPartitioner()(make(), RANKS, 0), self.shared / f"{name}_shards")
         for name, make_split in SPLITS.items():
             split = make_split()
             split.save(self.shared / f"{name}_split")
-            save_shards(split, RandomPartitioner()(split.graph, RANKS, 0), self.shared / f"{name}_split_shards")
+            lgd.save_shards(split, lgd.RandomPartitioner()(split.graph, RANKS, 0), self.shared / f"{name}_split_shards")
 
     def nodes(self, graph: str, store: str, **options: Any) -> Any:
         """A data module of nodes of a graph: in ``"ram"``, in ``"files"`` or in ``"shards"``."""
-        options = _defaults(NeighborSampler([4, 3]), 32) | options
+        options = _defaults(lgd.NeighborSampler([4, 3]), 32) | options
         if store == "shards":
-            return PartitionedDataModule(self.shared / f"{graph}_shards", **options)
-        where: Graph | Path = GRAPHS[graph]() if store == "ram" else self.shared / graph
-        options = {"partitioner": RandomPartitioner()} | options | {"holding": self._holding(options)}
-        return PartitionedDataModule(where, **options)
+            return lgd.PartitionedDataModule(self.shared / f"{graph}_shards", **options)
+        where: lgd.Graph | Path = GRAPHS[graph]() if store == "ram" else self.shared / graph
+        options = {"partitioner": lgd.RandomPartitioner()} | options | {"holding": self._holding(options)}
+        return lgd.PartitionedDataModule(where, **options)
 
-    def _holding(self, options: dict[str, Any]) -> Holding:
-        holding: Holding = options.get("holding", Holding())
+    def _holding(self, options: dict[str, Any]) -> lgd.Holding:
+        holding: lgd.Holding = options.get("holding", lgd.Holding())
         return replace(holding, cache_dir=self.own)
 
     def links(self, split: str, store: str, **options: Any) -> Any:
         """A data module of the edges of a split."""
         time = {"events": "edge_time", "labelled_events": "edge_time", "typed_events": "time"}.get(split)
-        sampler = NeighborSampler([4, 3]) if time is None else TemporalSampler([4, 3], time)
+        sampler = lgd.NeighborSampler([4, 3]) if time is None else lgd.TemporalSampler([4, 3], time)
         options = _defaults(sampler, 48) | options
         if store == "shards":
-            return LinkDataModule(self.shared / f"{split}_split_shards", **options)
+            return lgd.LinkDataModule(self.shared / f"{split}_split_shards", **options)
         where = SPLITS[split]() if store == "ram" else self.shared / f"{split}_split"
-        options = {"partitioner": RandomPartitioner()} | options | {"holding": self._holding(options)}
-        return LinkDataModule(where, **options)
+        options = {"partitioner": lgd.RandomPartitioner()} | options | {"holding": self._holding(options)}
+        return lgd.LinkDataModule(where, **options)
 
 
 def _defaults(sampler: Sampler, batch_size: int) -> dict[str, Any]:
@@ -78,4 +67,4 @@ def _defaults(sampler: Sampler, batch_size: int) -> dict[str, Any]:
 
 def prepare_a_shard(source: Path, folder: Path, index: int, count: int, **options: Any) -> None:
     shard = OneShard(index, count, options.pop("assignment", None))
-    prepare_graph(source, folder, shard=shard, **options)
+    lgd.prepare_graph(source, folder, shard=shard, **options)

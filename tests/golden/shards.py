@@ -9,17 +9,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Fetch,
-    GlobalBatching,
-    Halo,
-    Isolated,
-    Loading,
-    NeighborSampler,
-    ShadowSampler,
-    TemporalSampler,
-    WholePartSampler,
-)
+import lightning_gnn_dist as lgd
 from tests.golden.batches import BY_TIME, OF_TYPES
 from tests.golden.fits import BASIC, OF_TYPES_BASIC, Make, local, of_links, of_nodes, trainer, typed_module
 from tests.golden.graphs import SPLITS
@@ -28,23 +18,23 @@ from tests.golden.runs import Run
 from tests.golden.tally import Tally, content_of
 
 BOUNDARIES: dict[str, Any] = {
-    "isolated": Isolated(),
-    "halo": Halo(),
-    "halo_2": Halo(2),
-    "halo_limited": Halo(2, bytes=6_000, neighbors=2),
-    "fetch": Fetch(),
+    "isolated": lgd.Isolated(),
+    "halo": lgd.Halo(),
+    "halo_2": lgd.Halo(2),
+    "halo_limited": lgd.Halo(2, bytes=6_000, neighbors=2),
+    "fetch": lgd.Fetch(),
 }
 SAMPLERS: dict[str, dict[str, Any]] = {
     "plain": {
-        "neighbor": NeighborSampler([4, 3]),
-        "replaced": NeighborSampler([4, 3], replace=True),
-        "weighted": NeighborSampler([4, 3], weight="edge_weight"),
+        "neighbor": lgd.NeighborSampler([4, 3]),
+        "replaced": lgd.NeighborSampler([4, 3], replace=True),
+        "weighted": lgd.NeighborSampler([4, 3], weight="edge_weight"),
         "temporal": BY_TIME,
     },
-    "typed": {"neighbor": NeighborSampler([3, 2]), "temporal": OF_TYPES},
-    "timed": {"temporal": TemporalSampler([3, 2], "time", pick="latest", equal=True)},
+    "typed": {"neighbor": lgd.NeighborSampler([3, 2]), "temporal": OF_TYPES},
+    "timed": {"temporal": lgd.TemporalSampler([3, 2], "time", pick="latest", equal=True)},
 }
-OF_PARTS: dict[str, Any] = {"shadow": ShadowSampler([3, 2], num_hops=2), "whole": WholePartSampler(2)}
+OF_PARTS: dict[str, Any] = {"shadow": lgd.ShadowSampler([3, 2], num_hops=2), "whole": lgd.WholePartSampler(2)}
 
 
 class Recorder(pl.LightningModule):
@@ -96,7 +86,7 @@ def of_split(split: str, store: str, options: dict[str, Any], tally: Tally, plac
 
 
 def around_seeds(tally: Tally, place: Place, *, store: str) -> None:
-    data = place.nodes("plain", store, boundary=Halo(2, seed_hops=1))
+    data = place.nodes("plain", store, boundary=lgd.Halo(2, seed_hops=1))
     show(tally, data, local())
 
 
@@ -110,7 +100,7 @@ def batch_runs() -> Iterator[Run]:
                     options = {"sampler": sampler, "boundary": BOUNDARIES[boundary]}
                     yield Run(f"ranks/{graph}/{name}/{boundary}/{store}", partial(of_graph, graph, store, options), 2)
             for name, sampler in OF_PARTS.items() if graph != "timed" else ():
-                others = {"global_batching": GlobalBatching(sampler=NeighborSampler([4, 3]))}
+                others = {"global_batching": lgd.GlobalBatching(sampler=lgd.NeighborSampler([4, 3]))}
                 options = {"sampler": sampler, "boundary": BOUNDARIES["halo"], **others}
                 yield Run(f"ranks/{graph}/{name}/halo/{store}", partial(of_graph, graph, store, options), 2)
         for split in SPLITS:
@@ -119,10 +109,10 @@ def batch_runs() -> Iterator[Run]:
                 yield Run(f"ranks/links/{split}/{boundary}/{store}", partial(of_split, split, store, options), 2)
         yield Run(f"ranks/plain/neighbor/around_seeds/{store}", partial(around_seeds, store=store), 2)
     of_shards: dict[str, dict[str, Any]] = {
-        "ahead": {"loading": Loading(bulk_size=3), "boundary": Fetch()},
-        "no_cache": {"loading": replace(AT_ONCE, cache_bytes=0), "boundary": Fetch()},
-        "small_cache": {"loading": replace(AT_ONCE, cache_bytes=900), "boundary": Fetch()},
-        "own_corrections": {"global_batching": GlobalBatching(deal="own", batch_size=31)},
+        "ahead": {"loading": lgd.Loading(bulk_size=3), "boundary": lgd.Fetch()},
+        "no_cache": {"loading": replace(AT_ONCE, cache_bytes=0), "boundary": lgd.Fetch()},
+        "small_cache": {"loading": replace(AT_ONCE, cache_bytes=900), "boundary": lgd.Fetch()},
+        "own_corrections": {"global_batching": lgd.GlobalBatching(deal="own", batch_size=31)},
     }
     for name, options in of_shards.items():
         for graph in ("plain", "typed"):
@@ -140,7 +130,7 @@ def fit_runs() -> Iterator[Run]:
             yield Run(f"fits/{name}/typed/{boundary}/shards", partial(typed, store="shards"), 2)
             if name in ("llcg", "grappa"):
                 yield Run(f"fits/{name}/typed/{boundary}", typed, 2)
-    own = {"global_batching": GlobalBatching(deal="own")}
+    own = {"global_batching": lgd.GlobalBatching(deal="own")}
     yield Run("fits/llcg/own_corrections/shards", partial(of_nodes, BASIC["llcg"], store="shards", options=own), 2)
     for split in ("undirected", "directed", "labelled", "events", "typed", "typed_labelled", "typed_events"):
         for name in ("llcg", "grappa"):

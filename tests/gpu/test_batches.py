@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_gnn_dist import (
-    EverySteps,
-    LLCGStrategy,
-    Loading,
-    NeighborSampler,
-    PartitionedDataModule,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.wire.collectives import leave
 from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE, plain_ddp
@@ -29,7 +22,7 @@ FAR = 2e-2  # weights after a few steps in float32, by kernels that sum in anoth
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "single": lambda: "auto",
     "ddp": plain_ddp,
-    "llcg": lambda: LLCGStrategy(EverySteps(3), **PATIENCE),
+    "llcg": lambda: lgd.LLCGStrategy(lgd.EverySteps(3), **PATIENCE),
 }
 
 
@@ -49,8 +42,8 @@ class Watched(SAGE):
 def fitted(accelerator: str, strategy: str, sample_on: Any) -> Watched:
     leave()  # the group of a fit on another device, which would take its tensors no longer
     torch.manual_seed(0)
-    module, loading = Watched(), Loading(sample_on=sample_on)
-    data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=16, loading=loading)
+    module, loading = Watched(), lgd.Loading(sample_on=sample_on)
+    data = lgd.PartitionedDataModule(small_graph(), sampler=lgd.NeighborSampler([4, 4]), batch_size=16, loading=loading)
     trainer(1, STRATEGIES[strategy](), accelerator=accelerator, num_sanity_val_steps=2).fit(module, data)
     return module
 
@@ -69,9 +62,9 @@ def test_evaluation(sample_on: str) -> None:
     found: list[list[tuple[Any, Any]]] = []
     for accelerator, on in (("cpu", "cpu"), ("gpu", sample_on)):
         torch.manual_seed(0)
-        module, loading = Watched(), Loading(sample_on=on)  # type: ignore[arg-type]
+        module, loading = Watched(), lgd.Loading(sample_on=on)  # type: ignore[arg-type]
         data, running = (
-            PartitionedDataModule(small_graph(), batch_size=70, loading=loading),
+            lgd.PartitionedDataModule(small_graph(), batch_size=70, loading=loading),
             trainer(1, accelerator=accelerator),
         )
         running.validate(module, data, verbose=False)
@@ -84,9 +77,9 @@ def test_evaluation(sample_on: str) -> None:
 
 
 def test_the_memory_of_a_copy_comes_back() -> None:
-    graph = communities(20_000, 4, num_features=256, train_share=0.05, seed=3)
-    loading = Loading(sample_on="device")
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 4]), batch_size=500, loading=loading)
+    graph = lgd.communities(20_000, 4, num_features=256, train_share=0.05, seed=3)
+    loading = lgd.Loading(sample_on="device")
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([4, 4]), batch_size=500, loading=loading)
     running, module = trainer(1, accelerator="gpu"), SAGE(256, 4)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

@@ -11,17 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import (
-    EverySteps,
-    Exchange,
-    GrappaStrategy,
-    History,
-    LocalSGDStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    WholePartSampler,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from tests.boundary.models import Model
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
@@ -49,19 +39,19 @@ class Counts(pl.Callback):
                     self.waits[f"{what} at {place}"] += times
 
 
-def waits(rank: int, world_size: int, exchange: Exchange) -> Counter[str]:
+def waits(rank: int, world_size: int, exchange: lgd.Exchange) -> Counter[str]:
     from pretend import notes
 
-    graph = communities(400, NUM_CLASSES, num_features=NUM_FEATURES, train_share=0.6)
-    data = PartitionedDataModule(graph, sampler=WholePartSampler(THREE_LAYERS), boundary=exchange)
+    graph = lgd.communities(400, NUM_CLASSES, num_features=NUM_FEATURES, train_share=0.6)
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.WholePartSampler(THREE_LAYERS), boundary=exchange)
     counts = Counts(notes)
     options: dict[str, Any] = {"callbacks": [counts], "limit_val_batches": 0, "accelerator": "gpu", "max_epochs": LAST}
-    trainer(world_size, GrappaStrategy(**PATIENCE), **options).fit(Model(SAGEConv, THREE_LAYERS), data)
+    trainer(world_size, lgd.GrappaStrategy(**PATIENCE), **options).fit(Model(SAGEConv, THREE_LAYERS), data)
     return counts.waits
 
 
-@pytest.mark.parametrize("exchange", [Exchange(), Exchange(overlap=True), Exchange(share=0.5)], ids=repr)
-def test_a_step_waits_once(exchange: Exchange) -> None:
+@pytest.mark.parametrize("exchange", [lgd.Exchange(), lgd.Exchange(overlap=True), lgd.Exchange(share=0.5)], ids=repr)
+def test_a_step_waits_once(exchange: lgd.Exchange) -> None:
     if find_spec("pretend") is None:
         pytest.skip("only pretended devices count how often the host waits")
     if torch.cuda.device_count() < 2:
@@ -79,10 +69,10 @@ def bytes_by_device(rank: int, world_size: int) -> Counter[str]:
         return send(received, sent, *args, **named)
 
     dist.all_to_all_single = heard
-    graph = communities(400, NUM_CLASSES, num_features=NUM_FEATURES, train_share=0.6)
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 4]), boundary=History())
+    graph = lgd.communities(400, NUM_CLASSES, num_features=NUM_FEATURES, train_share=0.6)
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([4, 4]), boundary=lgd.History())
     options: dict[str, Any] = {"limit_val_batches": 0, "accelerator": "gpu", "precision": "64-true"}
-    trainer(world_size, LocalSGDStrategy(EverySteps(2), **PATIENCE), **options).fit(Model(SAGEConv, 2), data)
+    trainer(world_size, lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE), **options).fit(Model(SAGEConv, 2), data)
     dist.all_to_all_single = send
     return given
 

@@ -14,19 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import (
-    EverySteps,
-    Graph,
-    GrappaStrategy,
-    LLCGStrategy,
-    Loading,
-    LocalSGDStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    ShadowSampler,
-    TMAStrategy,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.source import GraphSource, stream_to
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import Sizes
 from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement, release
@@ -48,11 +36,11 @@ from tests.typed_sage import typed_graph_of_papers
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`:UserWarning")]
 STEPS, ROUNDS, LR = 3, 4, 0.1
 STRATEGIES: dict[str, Callable[[], Any]] = {
-    "grappa": lambda: GrappaStrategy(**PATIENCE),
-    "local_sgd": lambda: LocalSGDStrategy(EverySteps(STEPS), **PATIENCE),
-    "tma": lambda: TMAStrategy(EverySteps(STEPS), **PATIENCE),
-    "llcg": lambda: LLCGStrategy(
-        EverySteps(STEPS), correction=None, drift=None, outer=None, weights="uniform", **PATIENCE
+    "grappa": lambda: lgd.GrappaStrategy(**PATIENCE),
+    "local_sgd": lambda: lgd.LocalSGDStrategy(lgd.EverySteps(STEPS), **PATIENCE),
+    "tma": lambda: lgd.TMAStrategy(lgd.EverySteps(STEPS), **PATIENCE),
+    "llcg": lambda: lgd.LLCGStrategy(
+        lgd.EverySteps(STEPS), correction=None, drift=None, outer=None, weights="uniform", **PATIENCE
     ),
 }
 # How far from the loop by hand a weight may be: real kernels sum in any order, and a lower precision rounds coarser.
@@ -86,7 +74,7 @@ def loss(convs: Any, batch: Batch, device: Any) -> Tensor:
 
 
 def fitted(rank: int, world_size: int, name: str, precision: Any) -> tuple[list[Batch], list[Tensor], float]:
-    data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=8, coverage=None)
+    data = lgd.PartitionedDataModule(small_graph(), sampler=lgd.NeighborSampler([4, 4]), batch_size=8, coverage=None)
     module = Seen()
     run = trainer(
         world_size, STRATEGIES[name](), accelerator="gpu", precision=precision, max_epochs=ROUNDS, limit_val_batches=0
@@ -174,23 +162,23 @@ ROOMS = {
 }
 
 
-def budget(graph: Graph, place: str) -> int:
+def budget(graph: lgd.Graph, place: str) -> int:
     """Bytes that make a plan of a graph."""
     sizes, (edges, rows) = Sizes.of(graph), ROOMS[place]
     return int(edges * sizes.edges + rows * sizes.rows)
 
 
-def graph_of(kind: str, num_nodes: int = 6000) -> Graph:
-    plain = communities(num_nodes, 4, num_features=128, mean_degree=10.0, train_share=0.5, seed=2)
+def graph_of(kind: str, num_nodes: int = 6000) -> lgd.Graph:
+    plain = lgd.communities(num_nodes, 4, num_features=128, mean_degree=10.0, train_share=0.5, seed=2)
     x = plain.node_arrays["x"]
     arrays = {"float32": {"x": x}, "bfloat16": {"x": x.bfloat16()}}
     if kind == "int8":
         arrays["int8"] = dict(zip(("x", "x_scale"), quantize_rows(x), strict=True))
     edges = {"edge_attr": torch.randn(plain.num_edges, 3, generator=torch.Generator().manual_seed(0))}
-    return Graph(plain.indptr, plain.indices, plain.node_arrays | arrays[kind], edges)
+    return lgd.Graph(plain.indptr, plain.indices, plain.node_arrays | arrays[kind], edges)
 
 
-def batches_of(graph: Graph, sampler: Any, placement: Placement | None, seeds: Tensor) -> Any:
+def batches_of(graph: lgd.Graph, sampler: Any, placement: Placement | None, seeds: Tensor) -> Any:
     """Two passes, of which each batch is looked at after those that follow it were begun."""
     source = GraphSource(graph, sampler, all_labels=False)
     if placement is not None:
@@ -208,7 +196,7 @@ def batches_of(graph: Graph, sampler: Any, placement: Placement | None, seeds: T
 @pytest.mark.parametrize("place", ROOMS)
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 def test_batches_are_those_of_ram(kind: str, place: str) -> None:
-    graph, sampler = graph_of(kind), NeighborSampler([6, 4])
+    graph, sampler = graph_of(kind), lgd.NeighborSampler([6, 4])
     placement = Placement(CUDA, "auto", budget(graph, place), samplers=(sampler,), batch_size=400)
     check_same(*(batches_of(graph, sampler, at, graph.split("train")) for at in (placement, None)))
     assert (placement.crossing.asked > 0) == (place not in ("all", "nothing"))
@@ -219,8 +207,8 @@ def test_batches_are_those_of_ram(kind: str, place: str) -> None:
 @pytest.mark.parametrize("place", ["all", "some rows"])
 def test_samplers_and_types_that_are_drawn_in_ram(place: str) -> None:
     for graph, sampler in (
-        (graph_of("float32"), ShadowSampler([4], num_hops=1)),
-        (typed_graph_of_papers(), NeighborSampler([4, 3])),
+        (graph_of("float32"), lgd.ShadowSampler([4], num_hops=1)),
+        (typed_graph_of_papers(), lgd.NeighborSampler([4, 3])),
     ):
         nodes = graph.types.nodes_of(graph.types.node_types[0])
         seeds = torch.arange(nodes.start, min(nodes.stop, nodes.start + 400))
@@ -241,10 +229,13 @@ class Logged(pl.Callback):
 
 
 def test_budgets_that_change_between_fits() -> None:
-    graph, found = communities(4000, 4, num_features=16, train_share=0.6), dict[str, tuple[dict[str, float], Tensor]]()
+    graph, found = (
+        lgd.communities(4000, 4, num_features=16, train_share=0.6),
+        dict[str, tuple[dict[str, float], Tensor]](),
+    )
     for place in (*ROOMS, "all"):
-        logged, loading = Logged(), Loading(sample_on="auto", device_bytes=budget(graph, place))
-        data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=64, loading=loading)
+        logged, loading = Logged(), lgd.Loading(sample_on="auto", device_bytes=budget(graph, place))
+        data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([5, 5]), batch_size=64, loading=loading)
         torch.manual_seed(0)
         module = Net()
         options: dict[str, Any] = {"callbacks": [logged], "limit_val_batches": 0, "accelerator": "gpu"}
@@ -283,9 +274,9 @@ def test_bringing_rows_waits_once_a_bulk_for_ids_and_never_else(place: str, most
         pytest.skip("only pretended devices count how often the host waits")
     from pretend import notes
 
-    graph = communities(4000, 4, num_features=16, train_share=0.6)
-    loading = Loading(sample_on="auto", device_bytes=budget(graph, place), bulk_size=4)
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=64, loading=loading)
+    graph = lgd.communities(4000, 4, num_features=16, train_share=0.6)
+    loading = lgd.Loading(sample_on="auto", device_bytes=budget(graph, place), bulk_size=4)
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([5, 5]), batch_size=64, loading=loading)
     counts = Counts(notes)
     trainer(1, callbacks=[counts], limit_val_batches=0, accelerator="gpu").fit(Net(), data)
     bulks = -(-len(graph.split("train")) // 64) // 4
@@ -349,7 +340,7 @@ OF_DEVICES = {"gpu": "16-mixed", "cpu": "bf16-mixed"}  # a CPU has no 16-mixed, 
 
 def rate_after(rank: int, world_size: int, name: str, accelerator: str, path: Path) -> float:
     """Fit two epochs, or go on up to the fourth; return the learning rate at the end."""
-    data, resumes = PartitionedDataModule(small_graph(), batch_size=16), path.exists()
+    data, resumes = lgd.PartitionedDataModule(small_graph(), batch_size=16), path.exists()
     where: dict[str, Any] = {"accelerator": accelerator, "precision": OF_DEVICES[accelerator], "limit_val_batches": 0}
     run = trainer(world_size, every_strategy()[name](), max_epochs=4 if resumes else 2, **where)
     run.fit(Scheduled(), data, ckpt_path=path if resumes else None)
@@ -368,9 +359,9 @@ def test_a_schedule_goes_on_with_or_without_a_scale(name: str, first: str, secon
 
 def one_after_the_other(rank: int, world_size: int) -> str:
     for accelerator in ("gpu", "cpu"):
-        data = PartitionedDataModule(small_graph(), batch_size=64)
+        data = lgd.PartitionedDataModule(small_graph(), batch_size=64)
         run = trainer(
-            world_size, GrappaStrategy(**PATIENCE), accelerator=accelerator, max_epochs=1, limit_val_batches=0
+            world_size, lgd.GrappaStrategy(**PATIENCE), accelerator=accelerator, max_epochs=1, limit_val_batches=0
         )
         try:
             run.fit(SAGE(12, 4), data)

@@ -16,19 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import (
-    EverySteps,
-    GrappaStrategy,
-    LazyAdam,
-    LLCGStrategy,
-    Loading,
-    LocalSGDStrategy,
-    NeighborSampler,
-    OwnedEmbedding,
-    PartitionedDataModule,
-    TMAStrategy,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batches import THREAD_NAME
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.homes.settings import SampleOn
@@ -44,10 +32,10 @@ pytestmark = [
 FIRST, LAST = 3, 11  # batches of one epoch or round of 16, after which waits are counted, and until which
 PASSED_THROUGH = ("launchers.py", "loops.py")  # their frames lie around Lightning's own waits
 STRATEGIES: dict[str, tuple[Callable[[], Any], float]] = {
-    "grappa": (lambda: GrappaStrategy(**PATIENCE), 1.0),
-    "local_sgd": (lambda: LocalSGDStrategy(EverySteps(16), **PATIENCE), 0.0),
-    "tma": (lambda: TMAStrategy(EverySteps(16), **PATIENCE), 0.0),
-    "llcg": (lambda: LLCGStrategy(EverySteps(16), **PATIENCE), 0.0),
+    "grappa": (lambda: lgd.GrappaStrategy(**PATIENCE), 1.0),
+    "local_sgd": (lambda: lgd.LocalSGDStrategy(lgd.EverySteps(16), **PATIENCE), 0.0),
+    "tma": (lambda: lgd.TMAStrategy(lgd.EverySteps(16), **PATIENCE), 0.0),
+    "llcg": (lambda: lgd.LLCGStrategy(lgd.EverySteps(16), **PATIENCE), 0.0),
 }
 
 
@@ -137,12 +125,12 @@ class WithRows(Net):
         return super().training_step(batch)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return LazyAdam(self.parameters(), lr=0.01)
+        return lgd.LazyAdam(self.parameters(), lr=0.01)
 
 
-def fit(steps: Steps, loading: Loading, num_ranks: int, name: str, module: Net) -> None:
-    graph = communities(4000, 4, num_features=16, train_share=0.6)
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=64, loading=loading)
+def fit(steps: Steps, loading: lgd.Loading, num_ranks: int, name: str, module: Net) -> None:
+    graph = lgd.communities(4000, 4, num_features=16, train_share=0.6)
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([5, 5]), batch_size=64, loading=loading)
     options: dict[str, Any] = {"callbacks": [steps], "limit_val_batches": 0, "accelerator": "gpu"}
     trainer(num_ranks, STRATEGIES[name][0](), **options).fit(module, data)
 
@@ -150,13 +138,13 @@ def fit(steps: Steps, loading: Loading, num_ranks: int, name: str, module: Net) 
 def waits(rank: int, world_size: int, name: str, sample_on: SampleOn) -> tuple[list[str], list[list[str]]]:
     waits = Waits()
     steps, bulks = Steps(waits), kept_of_bulks(waits)
-    fit(steps, Loading(sample_on=sample_on), world_size, name, Net())
+    fit(steps, lgd.Loading(sample_on=sample_on), world_size, name, Net())
     return steps.found, bulks
 
 
 def num_locked(rank: int, world_size: int, sample_on: SampleOn) -> int:
     steps = Steps(Waits())
-    loading = Loading(sample_on=sample_on, num_threads=0)  # as many batches are ahead in each step
+    loading = lgd.Loading(sample_on=sample_on, num_threads=0)  # as many batches are ahead in each step
     fit(steps, loading, world_size, "grappa", Net())
     return steps.num_locked
 
@@ -182,8 +170,8 @@ def test_no_memory_is_locked_in_a_step(sample_on: SampleOn) -> None:
 
 def waits_with_rows(rank: int, world_size: int, name: str, is_owned: bool) -> list[str]:
     steps = Steps(Waits())
-    rows = OwnedEmbedding(4000, 16) if is_owned else nn.Embedding(4000, 16, sparse=True)
-    fit(steps, Loading(), world_size, name, WithRows(rows))
+    rows = lgd.OwnedEmbedding(4000, 16) if is_owned else nn.Embedding(4000, 16, sparse=True)
+    fit(steps, lgd.Loading(), world_size, name, WithRows(rows))
     return steps.found
 
 

@@ -16,25 +16,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
-from lightning_gnn_dist import (
-    Auto,
-    Coverage,
-    EverySteps,
-    Exchange,
-    Graph,
-    GrappaStrategy,
-    Halo,
-    Holding,
-    LocalSGDStrategy,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    RandomPartitioner,
-    Rotate,
-    WholePartSampler,
-    coverage_mean,
-    through_layers,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.boundary.models import Model, Normed, Ready, learned_by_hand, model, weighted_data, weights_of
 from tests.boundary.test_auto import NEIGHBORS, PARTS, STRATEGIES, bytes_of_parts, cut_graph
@@ -46,22 +28,26 @@ from tests.ranks import run_ranks
 from tests.strategies.fitting import hear
 
 
-def data_of(graph: Any, num_layers: int = 2, **options: Any) -> PartitionedDataModule:
-    defaults = {"partitioner": RandomPartitioner(), "sampler": WholePartSampler(num_layers), "boundary": Exchange()}
-    return PartitionedDataModule(graph, **(defaults | options))
+def data_of(graph: Any, num_layers: int = 2, **options: Any) -> lgd.PartitionedDataModule:
+    defaults = {
+        "partitioner": lgd.RandomPartitioner(),
+        "sampler": lgd.WholePartSampler(num_layers),
+        "boundary": lgd.Exchange(),
+    }
+    return lgd.PartitionedDataModule(graph, **(defaults | options))
 
 
 def quick(world_size: int, strategy: Any = None, **options: Any) -> pl.Trainer:
     defaults: dict[str, Any] = {"max_epochs": 2, "limit_val_batches": 0, "precision": "64-true"}
-    return trainer(world_size, strategy or GrappaStrategy(**PATIENCE), **(defaults | options))
+    return trainer(world_size, strategy or lgd.GrappaStrategy(**PATIENCE), **(defaults | options))
 
 
 # What it sends.
 
 
 SENT = [  # and the bytes of a row of five numbers
-    (Exchange(), 5 * 8),
-    (Exchange(every=2, share=0.4), 5 * 8),
+    (lgd.Exchange(), 5 * 8),
+    (lgd.Exchange(every=2, share=0.4), 5 * 8),
 ]
 
 
@@ -69,7 +55,7 @@ def sent(rank: int, world_size: int, data: Any) -> list[tuple[list[float], list[
     return [sent_by(world_size, data, exchange) for exchange, _ in SENT]
 
 
-def sent_by(world_size: int, data: Any, exchange: Exchange) -> tuple[list[float], list[float], float]:
+def sent_by(world_size: int, data: Any, exchange: lgd.Exchange) -> tuple[list[float], list[float], float]:
     """All bytes of the second, third and fourth step, those at the boundary, and what is logged of these."""
     module, before = model("SAGE", 3), list[tuple[float, float]]()
 
@@ -101,7 +87,7 @@ def rows_moved(data: Any, owner: list[int], num_layers: int, num_ranks: int, sha
 
 def test_a_step_sends_rows_and_gradients_that_edges_ask_for() -> None:
     data, num_ranks = weighted_data(), 3
-    owner = RandomPartitioner()(graph_of(data), num_ranks, seed=0).assignment.tolist()
+    owner = lgd.RandomPartitioner()(graph_of(data), num_ranks, seed=0).assignment.tolist()
     num_values = sum(p.numel() for p in model("SAGE", 3).parameters())
     of_grappa = 2 * (num_ranks - 1) / num_ranks * (8 * num_values + 8 * 5)  # five numbers a step
     of_grappa += (num_ranks - 1) * 8 * 3  # three to each of the others at the end of a pass
@@ -138,7 +124,7 @@ def test_a_resumed_fit_is_one_that_never_stopped(tmp_path: Path) -> None:
 
 
 def validated(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
-    module, graph = model("SAGE", 2), Graph.open(folder / "graph")
+    module, graph = model("SAGE", 2), lgd.Graph.open(folder / "graph")
     quick(world_size, limit_val_batches=1.0, max_epochs=4).fit(module, data_of(graph))
     return weights_of(module)
 
@@ -165,7 +151,7 @@ class SeesMasks(Model):
     def training_step(self, batch: Any) -> Tensor:
         self.is_marked = torch.equal(batch.train_mask, self.mask[batch.n_id])
         losses = cross_entropy(self(batch), batch.y[: batch.batch_size], reduction="none")
-        loss = coverage_mean(losses, batch)
+        loss = lgd.coverage_mean(losses, batch)
         self.log("mean", loss, batch_size=batch.batch_size, sync_dist=True, on_epoch=True, on_step=False)
         return loss
 
@@ -173,16 +159,16 @@ class SeesMasks(Model):
 def logged(rank: int, world_size: int, boundary: Any) -> tuple[bool, float]:
     data = weighted_data()
     owner = (torch.arange(data.num_nodes) % 2).to(torch.int32)
-    if isinstance(boundary, Exchange):  # of the two ranks, one has no training node
+    if isinstance(boundary, lgd.Exchange):  # of the two ranks, one has no training node
         owner[data.train_mask] = 0
     module = SeesMasks(data.train_mask)
-    parts = data_of(graph_of(data), partitioner=Partition(owner, 2), boundary=boundary)
+    parts = data_of(graph_of(data), partitioner=lgd.Partition(owner, 2), boundary=boundary)
     running = quick(world_size, max_epochs=1)
     running.fit(module, parts)
     return module.is_marked, float(running.callback_metrics["mean"])
 
 
-@pytest.mark.parametrize("boundary", [Exchange(), Halo()], ids=repr)
+@pytest.mark.parametrize("boundary", [lgd.Exchange(), lgd.Halo()], ids=repr)
 def test_masks_are_the_graphs_and_means_over_ranks_are_numbers(boundary: Any) -> None:
     for is_marked, mean in run_ranks(logged, 2, boundary):
         assert is_marked and not math.isnan(mean)
@@ -224,7 +210,7 @@ class Writes(Model):
 
     def forward(self, batch: Any) -> Tensor:
         batch.x.add_(1.0)
-        return through_layers(self, batch)
+        return lgd.through_layers(self, batch)
 
 
 ROUNDS = "LocalSGDStrategy does not exchange gradients at every step: use GrappaStrategy() or"
@@ -235,7 +221,7 @@ REFUSED: list[tuple[Callable[[], Model], dict[str, Any], str]] = [
     (Integers, {}, "Layer 0 returned rows of torch.int64, and ranks exchange rows of torch.float32"),
     (lambda: Model(SAGEConv, 3), {}, "layers() returns 3 layers, and the sampler was told of 2"),
     (lambda: Model(SAGEConv, 2), {"accumulate_grad_batches": 2}, "accumulate_grad_batches=2 has nothing to add up"),
-    (lambda: Model(SAGEConv, 2), {"strategy": LocalSGDStrategy(EverySteps(2), **PATIENCE)}, ROUNDS),
+    (lambda: Model(SAGEConv, 2), {"strategy": lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE)}, ROUNDS),
     (Writes, {}, "write into a copy"),  # of the batch that all passes share
 ]
 
@@ -258,8 +244,8 @@ def test_what_cannot_be_exchanged_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sampler": NeighborSampler([4, 4])}, r"takes sampler=WholePartSampler\(num_hops\).*got NeighborSampler"),
-        ({"holding": Holding(Rotate())}, r"boundary=Exchange\(\) sees the whole graph: choose one"),
+        ({"sampler": lgd.NeighborSampler([4, 4])}, r"takes sampler=WholePartSampler\(num_hops\).*got NeighborSampler"),
+        ({"holding": lgd.Holding(lgd.Rotate())}, r"boundary=Exchange\(\) sees the whole graph: choose one"),
     ],
 )
 def test_settings_that_contradict_an_exchange_are_refused(options: Any, message: str) -> None:
@@ -272,14 +258,14 @@ def test_settings_that_contradict_an_exchange_are_refused(options: Any, message:
     [
         (DDPStrategy(), "16-mixed", 'precision="16-mixed" skips steps on single ranks'),
         (FSDPStrategy(), "32-true", "FSDPStrategy is no strategy for it: use GrappaStrategy"),
-        (GrappaStrategy(weights="uniform"), "32-true", 'weights="uniform" counts ranks, whatever their seeds'),
+        (lgd.GrappaStrategy(weights="uniform"), "32-true", 'weights="uniform" counts ranks, whatever their seeds'),
     ],
 )
 def test_strategies_that_do_otherwise_are_refused(strategy: Any, precision: str, message: str) -> None:
     options = {"precision": precision, "strategy": strategy, "accumulate_grad_batches": 1}
     trainer: Any = SimpleNamespace(**options, lightning_module=Model(SAGEConv, 2))
     with pytest.raises(ValueError, match=message):
-        Exchange().check_in_fit(trainer)
+        lgd.Exchange().check_in_fit(trainer)
 
 
 # What boundary="auto" chooses where a user allows an exchange, and keeps in a resumed fit.
@@ -289,7 +275,7 @@ def chosen(rank: int, world_size: int) -> list[Any]:
     graph, partition = cut_graph()
     lines, found = hear(), []
     for more in (0, -1):
-        data = data_of(graph, partitioner=partition, boundary=Auto(bytes_of_parts(1) + more, exchange=True))
+        data = data_of(graph, partitioner=partition, boundary=lgd.Auto(bytes_of_parts(1) + more, exchange=True))
         quick(world_size, STRATEGIES["grappa"](), max_epochs=1).fit(model("SAGE", 2), data)
         found.append((data.boundary, data.coverage is None))
     return [found, [line for line in lines if line.startswith('boundary="auto" is Exchange()')]]
@@ -297,7 +283,7 @@ def chosen(rank: int, world_size: int) -> list[Any]:
 
 def test_an_exchange_takes_memory_for_one_hop() -> None:
     for rank, (found, lines) in enumerate(run_ranks(chosen, PARTS)):
-        assert found[0] == (Exchange(), True) and not isinstance(found[1][0], Exchange)
+        assert found[0] == (lgd.Exchange(), True) and not isinstance(found[1][0], lgd.Exchange)
         assert len(lines) == (rank == 0)
 
 
@@ -305,13 +291,13 @@ def resumed_elsewhere(rank: int, world_size: int, folder: Path) -> Any:
     """The weights of a fit whose second half has memory for less, and what it takes; then with another sampler."""
     graph, rows = graph_of(weighted_data()), []
     for epochs, room, path in ((2, 10**6, None), (4, 1, folder / "half.ckpt")):
-        module, data = model("SAGE", 2), data_of(graph, boundary=Auto(room, exchange=True))
+        module, data = model("SAGE", 2), data_of(graph, boundary=lgd.Auto(room, exchange=True))
         running = quick(world_size, max_epochs=epochs)
         running.fit(module, data, ckpt_path=path)
         running.save_checkpoint(folder / "half.ckpt")
         rows.append(data.boundary)
     try:
-        other = data_of(graph, boundary=Auto(exchange=True), **NEIGHBORS)
+        other = data_of(graph, boundary=lgd.Auto(exchange=True), **NEIGHBORS)
         quick(world_size, max_epochs=6).fit(model("SAGE", 2), other, ckpt_path=folder / "half.ckpt")
     except ValueError as error:
         return weights_of(module), rows, str(error)
@@ -320,13 +306,13 @@ def resumed_elsewhere(rank: int, world_size: int, folder: Path) -> Any:
 def test_a_resumed_fit_keeps_what_was_chosen(tmp_path: Path) -> None:
     for weights, rows, said in run_ranks(resumed_elsewhere, 2, tmp_path):
         check(weights, "SAGE", 4)
-        assert rows == [Exchange(), Exchange()]
+        assert rows == [lgd.Exchange(), lgd.Exchange()]
         assert said.startswith('boundary="auto" was Exchange() in the fit of the checkpoint, and can be Halo(2), Halo')
 
 
 def chosen_again(rank: int, world_size: int) -> list[Any]:
     graph, partition = cut_graph()
-    data, found = data_of(graph, partitioner=partition, boundary=Auto(exchange=True)), []
+    data, found = data_of(graph, partitioner=partition, boundary=lgd.Auto(exchange=True)), []
     for strategy in STRATEGIES:
         quick(world_size, STRATEGIES[strategy](), max_epochs=1).fit(model("SAGE", 2), data)
         found.append((data.boundary, data.coverage))
@@ -335,4 +321,4 @@ def chosen_again(rank: int, world_size: int) -> list[Any]:
 
 def test_each_fit_chooses_for_itself() -> None:
     for found in run_ranks(chosen_again, PARTS):
-        assert found == [(Exchange(), None), (Halo(2), Coverage())]
+        assert found == [(lgd.Exchange(), None), (lgd.Halo(2), lgd.Coverage())]

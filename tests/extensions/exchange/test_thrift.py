@@ -17,15 +17,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import (
-    Exchange,
-    GrappaStrategy,
-    Launch,
-    PartitionedDataModule,
-    RandomPartitioner,
-    WholePartSampler,
-    through_layers,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.exchange.row_exchange import THREAD_NAME, Route, RowExchange, Thrift, tied
 from lightning_gnn_dist.wire.channel import open_channel, patience
 from tests.boundary.models import Model, learned_by_hand, model, weighted_data, weights_of
@@ -91,7 +83,7 @@ def learned_from_stale_rows(name: str, data: Any, owner: Tensor, steps: int, eve
     return weights_of(module)
 
 
-def fitted(rank: int, world_size: int, name: str, exchange: Exchange, folder: Path, at: int) -> Any:
+def fitted(rank: int, world_size: int, name: str, exchange: lgd.Exchange, folder: Path, at: int) -> Any:
     """The weights after 6 steps, those of a fit that was resumed on the way, and threads that are left."""
     found = []
     for epochs, path in ((6, None), (at, None), (6, folder / "half.ckpt")):
@@ -102,7 +94,7 @@ def fitted(rank: int, world_size: int, name: str, exchange: Exchange, folder: Pa
     return found[0], found[2], [each.name for each in threading.enumerate() if each.name.startswith(THREAD_NAME)]
 
 
-def fit(world_size: int, name: str, exchange: Exchange, epochs: int, path: Path | None) -> tuple[Any, Any]:
+def fit(world_size: int, name: str, exchange: lgd.Exchange, epochs: int, path: Path | None) -> tuple[Any, Any]:
     data, module = weighted_data(), model(name, LAYERS)
     running = quick(world_size, max_epochs=epochs, limit_val_batches=1.0)
     parts = data_of(graph_of(data), LAYERS, partitioner=odd(data, world_size), boundary=exchange)
@@ -113,12 +105,12 @@ def fit(world_size: int, name: str, exchange: Exchange, epochs: int, path: Path 
 @pytest.mark.parametrize(
     ("name", "exchange", "num_ranks"),
     [
-        ("SAGE", Exchange(every=2), 2),
-        pytest.param("GAT", Exchange(every=3), 4, marks=pytest.mark.slow),
-        pytest.param("SAGE", Exchange(overlap=True), 4, marks=pytest.mark.slow),
-        pytest.param("GAT", Exchange(overlap=True), 2, marks=pytest.mark.slow),
-        pytest.param("GAT", Exchange(every=2, overlap=True), 2, marks=pytest.mark.slow),
-        pytest.param("SAGE", Exchange(every=3, overlap=True), 4, marks=pytest.mark.slow),
+        ("SAGE", lgd.Exchange(every=2), 2),
+        pytest.param("GAT", lgd.Exchange(every=3), 4, marks=pytest.mark.slow),
+        pytest.param("SAGE", lgd.Exchange(overlap=True), 4, marks=pytest.mark.slow),
+        pytest.param("GAT", lgd.Exchange(overlap=True), 2, marks=pytest.mark.slow),
+        pytest.param("GAT", lgd.Exchange(every=2, overlap=True), 2, marks=pytest.mark.slow),
+        pytest.param("SAGE", lgd.Exchange(every=3, overlap=True), 4, marks=pytest.mark.slow),
     ],
     ids=repr,
 )
@@ -138,7 +130,7 @@ def test_stale_rows_and_gradients_are_as_old_as_was_asked(
             assert exchange.overlap or torch.allclose(resumed[key], value, rtol=0, atol=1e-12), key
 
 
-def twice(rank: int, world_size: int, exchange: Exchange, folder: Path) -> list[Any]:
+def twice(rank: int, world_size: int, exchange: lgd.Exchange, folder: Path) -> list[Any]:
     found, resumed, _ = fitted(rank, world_size, "SAGE", exchange, folder, 4)
     return [found, resumed, weights_of(fit(world_size, "SAGE", exchange, 6, None)[0])]
 
@@ -146,10 +138,10 @@ def twice(rank: int, world_size: int, exchange: Exchange, folder: Path) -> list[
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "exchange",
-    [pytest.param(Exchange(share=0.5), marks=pytest.mark.slow), Exchange(every=2, overlap=True, share=0.3)],
+    [pytest.param(lgd.Exchange(share=0.5), marks=pytest.mark.slow), lgd.Exchange(every=2, overlap=True, share=0.3)],
     ids=repr,
 )
-def test_what_is_drawn_is_the_same_in_every_run(exchange: Exchange, tmp_path: Path) -> None:
+def test_what_is_drawn_is_the_same_in_every_run(exchange: lgd.Exchange, tmp_path: Path) -> None:
     of_ranks = run_ranks(twice, 2, exchange, tmp_path)
     for found, resumed, again in of_ranks:
         for key, value in of_ranks[0][0].items():
@@ -189,7 +181,7 @@ class Faulty(Model):
     def training_step(self, batch: Any) -> Any:
         self.steps += 1
         if self._meets("twice"):
-            through_layers(self, batch)
+            lgd.through_layers(self, batch)
         if self.fault == "again":
             rows = checkpoint(self, batch, use_reentrant=False)
             return cross_entropy(rows, batch.y)
@@ -201,14 +193,17 @@ def fit_with_a_fault(
     rank: int,
     world_size: int,
     fault: str,
-    exchange: Exchange = Exchange(),  # noqa: B008
+    exchange: lgd.Exchange = lgd.Exchange(),  # noqa: B008
     patience: float = PATIENCE_SECONDS,
 ) -> tuple[str, str]:
     module = Faulty(fault)
-    data = PartitionedDataModule(
-        graph_of(weighted_data()), partitioner=RandomPartitioner(), sampler=WholePartSampler(3), boundary=exchange
+    data = lgd.PartitionedDataModule(
+        graph_of(weighted_data()),
+        partitioner=lgd.RandomPartitioner(),
+        sampler=lgd.WholePartSampler(3),
+        boundary=exchange,
     )
-    strategy = GrappaStrategy(launch=Launch(timeout=timedelta(seconds=patience)))
+    strategy = lgd.GrappaStrategy(launch=lgd.Launch(timeout=timedelta(seconds=patience)))
     running = trainer(world_size, strategy, max_epochs=8, limit_val_batches=0, precision="64-true")
     try:
         running.fit(module, data)
@@ -219,13 +214,13 @@ def fit_with_a_fault(
 
 @pytest.mark.slow
 def test_a_rank_that_raises_is_named() -> None:
-    of_ranks = run_ranks(fit_with_a_fault, 3, "raise", Exchange(), NEVER)
+    of_ranks = run_ranks(fit_with_a_fault, 3, "raise", lgd.Exchange(), NEVER)
     assert of_ranks[1][0] == "'a fault'"
     for said, _ in (of_ranks[0], of_ranks[2]):
         assert said.startswith("Rank ") and "in step 3, behind layer 1 (forward), and rank 1 on " in said
 
 
-def outcomes_of(fault: str, exchange: Exchange) -> list[tuple[str, str]]:
+def outcomes_of(fault: str, exchange: lgd.Exchange) -> list[tuple[str, str]]:
     """What ranks say: at once of one that has died, after their patience of one that has left or stands still."""
     patience = NEVER if fault == "kill" else PATIENCE_SECONDS
     with start_ranks(fit_with_a_fault, 3, fault, exchange, patience) as ranks:
@@ -238,7 +233,7 @@ def outcomes_of(fault: str, exchange: Exchange) -> list[tuple[str, str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill", "stop"])
 def test_a_rank_that_is_gone_is_named(fault: str) -> None:
-    of_ranks = outcomes_of(fault, Exchange())
+    of_ranks = outcomes_of(fault, lgd.Exchange())
     for said, _ in (of_ranks[0], of_ranks[2]):
         assert f"and rank 1 on {HOST} did not answer" in said
 
@@ -246,14 +241,14 @@ def test_a_rank_that_is_gone_is_named(fault: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["raise", "kill", "stop"])
 def test_ranks_end_though_rows_are_under_way(fault: str) -> None:
-    of_ranks = outcomes_of(fault, Exchange(overlap=True))
+    of_ranks = outcomes_of(fault, lgd.Exchange(overlap=True))
     for said, _ in (of_ranks[0], of_ranks[2]):
         assert f"ank 1 on {HOST} did not answer" in said
 
 
 @pytest.mark.slow
 def test_a_rank_that_raises_does_not_wait_for_one_that_stands_still() -> None:
-    with start_ranks(fit_with_a_fault, 3, "sleep", Exchange(overlap=True), NEVER) as ranks:
+    with start_ranks(fit_with_a_fault, 3, "sleep", lgd.Exchange(overlap=True), NEVER) as ranks:
         ranks.wait_for({0})
         for rank in (1, 2):
             os.kill(ranks.pids[rank], signal.SIGKILL)

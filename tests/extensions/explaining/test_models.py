@@ -12,17 +12,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GCNConv, SAGEConv
 from torchmetrics.functional.classification import multiclass_accuracy
 
-from lightning_gnn_dist import (
-    Graph,
-    Launch,
-    LinkDataModule,
-    Loading,
-    LocalSGDStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    communities,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.explaining.models import explain_features
 from tests.data_fitting import model, small_graph, trainer
 
@@ -31,7 +21,7 @@ from tests.data_fitting import model, small_graph, trainer
 def test_a_graph_without_features_is_named_where_the_model_fails(blocks: bool) -> None:
     graph = small_graph()
     bare = {name: array for name, array in graph.node_arrays.items() if name != "x"}
-    data = PartitionedDataModule(Graph(graph.indptr, graph.indices, bare), batch_size=30)
+    data = lgd.PartitionedDataModule(lgd.Graph(graph.indptr, graph.indices, bare), batch_size=30)
     with pytest.raises((TypeError, AttributeError), match=r"^The graph has no features, and batch\.x is None"):
         trainer(1, limit_val_batches=0).fit(model(blocks=blocks), data)
     assert pickle.loads(pickle.dumps(data)).batch_size == 30
@@ -40,7 +30,7 @@ def test_a_graph_without_features_is_named_where_the_model_fails(blocks: bool) -
 def test_a_mask_that_marks_nothing_is_named_with_the_way_out() -> None:
     graph = small_graph()
     graph.node_arrays["val_mask"][:] = False
-    data = PartitionedDataModule(graph, batch_size=30)
+    data = lgd.PartitionedDataModule(graph, batch_size=30)
     with pytest.raises(
         ValueError,
         match=r"^val_mask marks 0 nodes, but 1 ranks .*mark more, take fewer ranks, or leave it out, limit_val",
@@ -49,7 +39,7 @@ def test_a_mask_that_marks_nothing_is_named_with_the_way_out() -> None:
     trainer(1, limit_val_batches=0).fit(model(), data)
 
 
-GRAPH = communities(60, 2, num_features=8)
+GRAPH = lgd.communities(60, 2, num_features=8)
 X = GRAPH.node_arrays["x"]
 
 
@@ -72,8 +62,10 @@ class OneLayer(pl.LightningModule):
 
 
 def fit_on(x: Tensor, layer: nn.Module) -> None:
-    graph = Graph(GRAPH.indptr, GRAPH.indices, {**GRAPH.node_arrays, "x": x})
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([3]), batch_size=64, loading=Loading(num_threads=0))
+    graph = lgd.Graph(GRAPH.indptr, GRAPH.indices, {**GRAPH.node_arrays, "x": x})
+    data = lgd.PartitionedDataModule(
+        graph, sampler=lgd.NeighborSampler([3]), batch_size=64, loading=lgd.Loading(num_threads=0)
+    )
     trainer(1, max_steps=1).fit(OneLayer(layer), data)
 
 
@@ -152,7 +144,9 @@ class SeedLoss(WholeGraphLoss):
 @pytest.mark.parametrize("step", ["training", "validation"])
 @pytest.mark.parametrize("loss", WHOLE_GRAPH_LOSSES)
 def test_a_loss_over_nodes_that_are_no_seeds_is_refused(loss: Any, step: str) -> None:
-    data = PartitionedDataModule(GRAPH, sampler=NeighborSampler([3]), batch_size=9, loading=Loading(num_threads=0))
+    data = lgd.PartitionedDataModule(
+        GRAPH, sampler=lgd.NeighborSampler([3]), batch_size=9, loading=lgd.Loading(num_threads=0)
+    )
     running = trainer(1, max_steps=1)
     run = running.fit if step == "training" else running.validate
     with pytest.raises((RuntimeError, IndexError, ValueError), match=r"labels of the \d+ seeds, .*\(all_labels=True\)"):
@@ -161,8 +155,8 @@ def test_a_loss_over_nodes_that_are_no_seeds_is_refused(loss: Any, step: str) ->
 
 @pytest.mark.parametrize("loss", [cross_entropy, metric])
 def test_labels_of_several_columns_are_named_where_classes_are_taken(loss: Any) -> None:
-    graph = Graph(GRAPH.indptr, GRAPH.indices, {**GRAPH.node_arrays, "y": torch.zeros(60, 3).long()})
-    data = PartitionedDataModule(graph, batch_size=64, loading=Loading(num_threads=0))
+    graph = lgd.Graph(GRAPH.indptr, GRAPH.indices, {**GRAPH.node_arrays, "y": torch.zeros(60, 3).long()})
+    data = lgd.PartitionedDataModule(graph, batch_size=64, loading=lgd.Loading(num_threads=0))
     with pytest.raises((RuntimeError, ValueError), match=r"^batch\.y has 3 columns, and a loss or a metric of class"):
         trainer(1, limit_val_batches=0).fit(SeedLoss(loss), data)
 
@@ -171,14 +165,18 @@ def test_errors_of_other_sizes_keep_their_words() -> None:
     def wrong(out: Tensor, batch: Any) -> Tensor:
         raise ValueError("mine, with 9 and 60")
 
-    data = PartitionedDataModule(GRAPH, sampler=NeighborSampler([3]), batch_size=9, loading=Loading(all_labels=True))
+    data = lgd.PartitionedDataModule(
+        GRAPH, sampler=lgd.NeighborSampler([3]), batch_size=9, loading=lgd.Loading(all_labels=True)
+    )
     with pytest.raises(ValueError, match=r"^mine"):
         trainer(1).validate(WholeGraphLoss(wrong), data, verbose=False)
 
 
 def test_ranks_that_are_forked_say_it_too() -> None:
-    data = PartitionedDataModule(GRAPH, sampler=NeighborSampler([3]), batch_size=9, loading=Loading(num_threads=0))
-    forked = trainer(2, LocalSGDStrategy(launch=Launch(start_method="fork")))
+    data = lgd.PartitionedDataModule(
+        GRAPH, sampler=lgd.NeighborSampler([3]), batch_size=9, loading=lgd.Loading(num_threads=0)
+    )
+    forked = trainer(2, lgd.LocalSGDStrategy(launch=lgd.Launch(start_method="fork")))
     with pytest.raises(ValueError, match=r"batch\.y holds the labels of the \d+ seeds"):
         forked.fit(WholeGraphLoss(cross_entropy), data)
 
@@ -192,7 +190,7 @@ def test_a_table_with_too_few_rows_is_named_with_the_rows_that_are_asked_for() -
         def training_step(self, batch: Any) -> Tensor:
             return self.layer(self.rows(batch.n_id)).sum()
 
-    data = PartitionedDataModule(GRAPH, batch_size=30)
+    data = lgd.PartitionedDataModule(GRAPH, batch_size=30)
     with pytest.raises(
         IndexError, match=r"^rows has 40 rows, nn\.Embedding\(40, 4\), and rows \d to 5\d were asked for"
     ):
@@ -204,7 +202,7 @@ def test_a_prediction_that_reads_pairs_is_told_that_there_are_none() -> None:
         def forward(self, batch: Any) -> Any:
             return batch.x[batch.edge_label_index[0]]
 
-    data = LinkDataModule(split_edges(small_graph()))
+    data = lgd.LinkDataModule(lgd.split_edges(small_graph()))
     with pytest.raises(
         AttributeError, match=r"A prediction is of nodes, and its batches have no edge_label_index: def"
     ):

@@ -14,31 +14,7 @@ from torch.nn import functional
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import (
-    Correction,
-    Drift,
-    Elastic,
-    EverySeconds,
-    EverySteps,
-    GlobalBatching,
-    Graph,
-    GrappaStrategy,
-    Halo,
-    History,
-    Holding,
-    Isolated,
-    LLCGStrategy,
-    LocalSGDStrategy,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    RandomPartitioner,
-    Redeal,
-    Rotate,
-    TMAStrategy,
-    WholePartSampler,
-    save_shards,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.boundary.models import Model, Weights, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import unequal
@@ -143,7 +119,7 @@ def rotated(owner: Tensor) -> Callable[[int], list[tuple[Tensor, Tensor]]]:
 
 def redealt(chunks: Tensor) -> Callable[[int], list[tuple[Tensor, Tensor]]]:
     def held(number: int) -> list[tuple[Tensor, Tensor]]:
-        dealt = [Redeal(CHUNKS).held(number, rank, RANKS, 0).own for rank in range(RANKS)]
+        dealt = [lgd.Redeal(CHUNKS).held(number, rank, RANKS, 0).own for rank in range(RANKS)]
         return [(torch.isin(chunks, torch.tensor(own)),) * 2 for own in dealt]
 
     return held
@@ -152,24 +128,24 @@ def redealt(chunks: Tensor) -> Callable[[int], list[tuple[Tensor, Tensor]]]:
 # With the package.
 
 
-def parts(num_layers: int, **options: Any) -> PartitionedDataModule:
+def parts(num_layers: int, **options: Any) -> lgd.PartitionedDataModule:
     data = weighted_data()
     defaults = {
         "partitioner": unequal(data, RANKS),
-        "sampler": WholePartSampler(num_layers),
-        "boundary": History(),
+        "sampler": lgd.WholePartSampler(num_layers),
+        "boundary": lgd.History(),
         "batch_size": 1000,
     }
-    return PartitionedDataModule(graph_of(data), **(defaults | options))
+    return lgd.PartitionedDataModule(graph_of(data), **(defaults | options))
 
 
-def averaging(**options: Any) -> LocalSGDStrategy:
-    return LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
+def averaging(**options: Any) -> lgd.LocalSGDStrategy:
+    return lgd.LocalSGDStrategy(lgd.EverySteps(STEPS), **options, **PATIENCE)
 
 
-def correcting() -> LLCGStrategy:
-    correction = Correction(1, optimizer=partial(torch.optim.SGD, lr=0.1))
-    return LLCGStrategy.as_published(EverySteps(STEPS), correction=correction, **PATIENCE)
+def correcting() -> lgd.LLCGStrategy:
+    correction = lgd.Correction(1, optimizer=partial(torch.optim.SGD, lr=0.1))
+    return lgd.LLCGStrategy.as_published(lgd.EverySteps(STEPS), correction=correction, **PATIENCE)
 
 
 def quick(strategy: Any, **options: Any) -> Any:
@@ -179,20 +155,23 @@ def quick(strategy: Any, **options: Any) -> Any:
 
 OWNER = unequal(weighted_data(), RANKS).assignment.long()
 SUPERNODES = torch.arange(OWNER.numel()) % CHUNKS
-DEALT = {"partitioner": Partition(SUPERNODES.to(torch.int32), CHUNKS), "holding": Holding(Redeal(CHUNKS), every=STEPS)}
+DEALT = {
+    "partitioner": lgd.Partition(SUPERNODES.to(torch.int32), CHUNKS),
+    "holding": lgd.Holding(lgd.Redeal(CHUNKS), every=STEPS),
+}
 CASES: dict[str, tuple[ByHand, Callable[[], Any], dict[str, Any]]] = {
     "SAGE": (ByHand("SAGE", 3, fixed(OWNER)), averaging, {}),
-    "GCN": (ByHand("GCN", 3, fixed(OWNER)), averaging, {"sampler": NeighborSampler([-1] * 3)}),
+    "GCN": (ByHand("GCN", 3, fixed(OWNER)), averaging, {"sampler": lgd.NeighborSampler([-1] * 3)}),
     "rotated, with drift": (
         ByHand("SAGE", 3, rotated(OWNER), drifts=True),
-        lambda: averaging(drift=Drift("ranks")),
-        {"holding": Holding(Rotate(), every=STEPS)},
+        lambda: averaging(drift=lgd.Drift("ranks")),
+        {"holding": lgd.Holding(lgd.Rotate(), every=STEPS)},
     ),
     "redealt": (ByHand("GCN", 2, redealt(SUPERNODES)), averaging, DEALT),
     "corrected": (
         ByHand("SAGE", 3, fixed(OWNER), corrects=True),
         correcting,
-        {"global_batching": GlobalBatching(batch_size=1000)},
+        {"global_batching": lgd.GlobalBatching(batch_size=1000)},
     ),
 }
 
@@ -240,7 +219,7 @@ def test_a_resumed_fit_is_one_that_never_stopped(tmp_path: Path) -> None:
 def two_that_hold_all(rank: int, world_size: int) -> Weights:
     module, cut = model("SAGE", 3), unequal(weighted_data(), 2)
     running = trainer(2, averaging(), max_epochs=ROUNDS, limit_val_batches=0, precision="64-true")
-    running.fit(module, parts(3, partitioner=cut, holding=Holding(Rotate())))
+    running.fit(module, parts(3, partitioner=cut, holding=lgd.Holding(lgd.Rotate())))
     return weights_of(module)
 
 
@@ -274,11 +253,13 @@ def error_of_first_steps(module: Model, strategy: Any, **options: Any) -> float:
 
 
 def first_steps(rank: int, world_size: int) -> dict[str, float]:
-    drawn = {"sampler": NeighborSampler([-1] * 3), "batch_size": 4}
+    drawn = {"sampler": lgd.NeighborSampler([-1] * 3), "batch_size": 4}
     errors = {name: error_of_first_steps(model(name, 3), averaging()) for name in ("GAT", "JK", "PyG GCN")}
     errors["drawn"] = error_of_first_steps(model("JK", 3), averaging(), **drawn)
-    errors["extra"] = error_of_first_steps(model("SAGE", 3), averaging(), holding=Holding(extra_nodes=0.5))
-    errors["by time"] = error_of_first_steps(model("SAGE", 3), TMAStrategy(EverySeconds(1e-9), **PATIENCE), **drawn)
+    errors["extra"] = error_of_first_steps(model("SAGE", 3), averaging(), holding=lgd.Holding(extra_nodes=0.5))
+    errors["by time"] = error_of_first_steps(
+        model("SAGE", 3), lgd.TMAStrategy(lgd.EverySeconds(1e-9), **PATIENCE), **drawn
+    )
     return errors
 
 
@@ -297,7 +278,7 @@ def test_right_after_a_meeting_rows_are_those_of_the_whole_graph() -> None:
 def sent(rank: int, world_size: int) -> list[float]:
     """The bytes of a round with rows of the last meeting, and without."""
     found = []
-    for boundary in (History(), Halo()):
+    for boundary in (lgd.History(), lgd.Halo()):
         before = list[float]()
 
         class Count(pl.Callback):
@@ -348,15 +329,15 @@ class Normed(Model):
         self.norm = nn.BatchNorm1d(5)
 
 
-def no_rounds() -> GrappaStrategy:
-    return GrappaStrategy(**PATIENCE)
+def no_rounds() -> lgd.GrappaStrategy:
+    return lgd.GrappaStrategy(**PATIENCE)
 
 
-def by_time() -> TMAStrategy:
-    return TMAStrategy(EverySeconds(30.0), **PATIENCE)
+def by_time() -> lgd.TMAStrategy:
+    return lgd.TMAStrategy(lgd.EverySeconds(30.0), **PATIENCE)
 
 
-CHANGING = {"holding": Holding(Rotate(), every=3)}
+CHANGING = {"holding": lgd.Holding(lgd.Rotate(), every=3)}
 REFUSED: list[tuple[Any, int, Callable[[], Any], dict[str, Any], str]] = [
     (
         Model,
@@ -392,16 +373,16 @@ def test_what_cannot_be_known_at_meetings_is_refused() -> None:
 
 def test_ranks_that_may_die_are_refused() -> None:
     pytest.importorskip("torchft")
-    strategy = TMAStrategy(EverySteps(STEPS), peers=Elastic())
+    strategy = lgd.TMAStrategy(lgd.EverySteps(STEPS), peers=lgd.Elastic())
     with pytest.raises(ValueError, match=r"with peers=Elastic\(\) ranks may die at any time: use boundary=Halo\(\)"):
         trainer(1, strategy).fit(model("SAGE", 3), parts(3))
 
 
 def test_shards_have_no_rows_of_meetings(tmp_path: Path) -> None:
     graph = small_graph()
-    save_shards(graph, RandomPartitioner()(graph, 2, 0), tmp_path / "shards")
+    lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 2, 0), tmp_path / "shards")
     with pytest.raises(ValueError, match=r"boundary must be .* for shards, got History\(\)"):
-        PartitionedDataModule(tmp_path / "shards", boundary=History())
+        lgd.PartitionedDataModule(tmp_path / "shards", boundary=lgd.History())
 
 
 class Faulty(Model):
@@ -434,7 +415,7 @@ def test_a_rank_that_raises_at_a_meeting_is_named() -> None:
 
 def test_one_rank_knows_all_rows() -> None:
     of_boundaries = []
-    for boundary in (History(), Isolated()):
+    for boundary in (lgd.History(), lgd.Isolated()):
         module = model("SAGE", 3)
         trainer(1, averaging(), precision="64-true", limit_val_batches=0).fit(module, parts(3, boundary=boundary))
         of_boundaries.append(weights_of(module))
@@ -445,4 +426,4 @@ def test_types_that_a_sampler_leaves_out_are_refused() -> None:
     data = some_data()
     left = {kind: [0, 0] if kind[1] == "cites" else [-1, -1] for kind in data.edge_types}
     with pytest.raises(ValueError, match=r"boundary=History\(\) computes rows by edges of all types, and Neighbor"):
-        PartitionedDataModule(Graph.from_pyg(data), sampler=NeighborSampler(left), boundary=History())
+        lgd.PartitionedDataModule(lgd.Graph.from_pyg(data), sampler=lgd.NeighborSampler(left), boundary=lgd.History())

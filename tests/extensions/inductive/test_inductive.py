@@ -12,20 +12,7 @@ from torch.nn import functional
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
-from lightning_gnn_dist import (
-    Evaluation,
-    Graph,
-    GrappaStrategy,
-    LinkDataModule,
-    LLCGStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    PredictionWriter,
-    communities,
-    inductive_graph,
-    save_shards,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.temporal.test_fits import SAMPLER, Watcher, temporal_graph
@@ -36,11 +23,11 @@ from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 SOME = [7, 300, 12, 299, 0]
 
 
-def whole() -> Graph:
+def whole() -> lgd.Graph:
     """A graph whose training nodes and those without a split lie mostly before its test nodes."""
-    plain = communities(320, 4, num_features=6, train_share=0.4, seed=5)
+    plain = lgd.communities(320, 4, num_features=6, train_share=0.4, seed=5)
     arrays = plain.node_arrays
-    return Graph(plain.indptr, plain.indices, arrays | {"x": arrays["x"].double()})
+    return lgd.Graph(plain.indptr, plain.indices, arrays | {"x": arrays["x"].double()})
 
 
 class Net(pl.LightningModule):
@@ -74,7 +61,7 @@ class Net(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.02)
 
 
-def by_hand(module: Net, graph: Graph) -> Tensor:
+def by_hand(module: Net, graph: lgd.Graph) -> Tensor:
     """One forward over the whole graph, with PyG alone."""
     receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.indptr.diff())
     edges = torch.stack([graph.indices.long(), receivers])
@@ -85,16 +72,16 @@ def by_hand(module: Net, graph: Graph) -> Tensor:
 
 STRATEGIES: dict[str, Any] = {
     "plain": lambda: "auto",
-    "grappa": lambda: GrappaStrategy(**PATIENCE),
-    "llcg": lambda: LLCGStrategy(**PATIENCE),
+    "grappa": lambda: lgd.GrappaStrategy(**PATIENCE),
+    "llcg": lambda: lgd.LLCGStrategy(**PATIENCE),
 }
 
 
 def judged_elsewhere(rank: int, world_size: int, kind: str, strategy: str, folder: Path) -> None:
     """Fit without the held nodes, and look at all of them in validation, tests and predictions."""
-    graph, seen = whole(), inductive_graph(whole())
-    data = PartitionedDataModule(
-        seen, sampler=NeighborSampler([4, 4]), batch_size=16, evaluation=Evaluation(on=graph), seed=1
+    graph, seen = whole(), lgd.inductive_graph(whole())
+    data = lgd.PartitionedDataModule(
+        seen, sampler=lgd.NeighborSampler([4, 4]), batch_size=16, evaluation=lgd.Evaluation(on=graph), seed=1
     )
     module = Net(kind)
     running = trainer(world_size, STRATEGIES[strategy]())
@@ -116,7 +103,7 @@ def judged_elsewhere(rank: int, world_size: int, kind: str, strategy: str, folde
         ("trained", data.on(seen).only(torch.tensor([3, 1, 2])), by_hand(module, seen)[[3, 1, 2]]),
     ):
         path = folder / f"{name}.npy"
-        writer = PredictionWriter(path)
+        writer = lgd.PredictionWriter(path)
         trainer(world_size, STRATEGIES[strategy](), callbacks=[writer]).predict(module, asked, return_predictions=False)
         np.testing.assert_allclose(np.load(path), expected.numpy(), atol=1e-12)
 
@@ -140,7 +127,7 @@ def test_another_graph_is_judged_as_one_forward_over_it(
 @pytest.mark.parametrize("leave_out", [("val", "test"), ("test",)])
 def test_an_inductive_graph_has_no_held_node(leave_out: tuple[str, ...]) -> None:
     graph = whole()
-    seen = inductive_graph(graph, leave_out)
+    seen = lgd.inductive_graph(graph, leave_out)
     held = {node for name in leave_out for node in graph.split(name).tolist()}
     stays = [node for node in range(graph.num_nodes) if node not in held]
     rows = [graph.indices[a:b].tolist() for a, b in zip(graph.indptr[:-1], graph.indptr[1:], strict=True)]
@@ -152,17 +139,19 @@ def test_an_inductive_graph_has_no_held_node(leave_out: tuple[str, ...]) -> None
 
 def test_a_typed_graph_leaves_held_nodes_of_the_learned_type_out() -> None:
     graph = typed_graph_of_papers()
-    seen = inductive_graph(graph)
+    seen = lgd.inductive_graph(graph)
     papers = seen.types.node_arrays["paper"]
     held = sum(graph.split(name).numel() for name in ("val", "test"))
     assert len(papers["n_id"]) == len(graph.types.nodes_of("paper")) - held
     assert not papers["val_mask"].any() and not papers["test_mask"].any()
     assert seen.types.node_types == graph.types.node_types
-    data = PartitionedDataModule(seen, sampler=NeighborSampler([4, 4]), evaluation=Evaluation(on=graph))
+    data = lgd.PartitionedDataModule(seen, sampler=lgd.NeighborSampler([4, 4]), evaluation=lgd.Evaluation(on=graph))
     module = HeteroSAGE(list(graph.types.edge_types))
     trainer(1, max_epochs=1).fit(module, data)
     kept = trainer(1).test(module, data, verbose=False)
-    assert kept == trainer(1).test(module, PartitionedDataModule(graph, sampler=NeighborSampler([4, 4])), verbose=False)
+    assert kept == trainer(1).test(
+        module, lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([4, 4])), verbose=False
+    )
 
 
 def test_the_graph_of_an_evaluation_may_be_a_path_or_pyg(tmp_path: Path) -> None:
@@ -171,16 +160,16 @@ def test_the_graph_of_an_evaluation_may_be_a_path_or_pyg(tmp_path: Path) -> None
     given: list[Any] = [tmp_path / "whole", str(tmp_path / "whole"), graph.to_pyg(), graph]
     found = []
     for each in given:
-        data = PartitionedDataModule(
-            inductive_graph(graph), sampler=NeighborSampler([4, 4]), evaluation=Evaluation(on=each)
+        data = lgd.PartitionedDataModule(
+            lgd.inductive_graph(graph), sampler=lgd.NeighborSampler([4, 4]), evaluation=lgd.Evaluation(on=each)
         )
         found += trainer(1).test(module, data, verbose=False)
     assert all(one == found[0] for one in found)
 
 
-def narrow() -> Graph:
+def narrow() -> lgd.Graph:
     graph = whole()
-    return Graph(graph.indptr, graph.indices, graph.node_arrays | {"x": graph.node_arrays["x"][:, :5].contiguous()})
+    return lgd.Graph(graph.indptr, graph.indices, graph.node_arrays | {"x": graph.node_arrays["x"][:, :5].contiguous()})
 
 
 def without_features() -> Data:
@@ -199,16 +188,16 @@ def without_features() -> Data:
 )
 def test_a_graph_that_does_not_fit_is_refused(other: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        PartitionedDataModule(inductive_graph(whole()), evaluation=Evaluation(on=other()))
+        lgd.PartitionedDataModule(lgd.inductive_graph(whole()), evaluation=lgd.Evaluation(on=other()))
 
 
 def test_shards_and_links_are_not_judged_elsewhere(tmp_path: Path) -> None:
     graph = whole()
-    save_shards(graph, PartitionedDataModule(graph).partition(2), tmp_path / "shards")
+    lgd.save_shards(graph, lgd.PartitionedDataModule(graph).partition(2), tmp_path / "shards")
     with pytest.raises(ValueError, match=r"must be a graph that every host has, and this folder holds shards"):
-        PartitionedDataModule(graph, evaluation=Evaluation(on=tmp_path / "shards"))
+        lgd.PartitionedDataModule(graph, evaluation=lgd.Evaluation(on=tmp_path / "shards"))
     with pytest.raises(ValueError, match=r"^Evaluation\(on=...\) is for nodes"):
-        LinkDataModule(split_edges(graph), evaluation=Evaluation(on=graph))
+        lgd.LinkDataModule(lgd.split_edges(graph), evaluation=lgd.Evaluation(on=graph))
 
 
 def test_a_graph_with_new_types_is_refused_and_so_is_one_that_lacks_some() -> None:
@@ -216,16 +205,16 @@ def test_a_graph_with_new_types_is_refused_and_so_is_one_that_lacks_some() -> No
     cited = ("journal", "cites", "paper")
     changed = graph.to_pyg()
     changed["journal"].x, changed[cited].edge_index = torch.ones(2, 3), torch.tensor([[0], [1]])
-    later = Graph.from_pyg(changed, time="time")
-    data, on_later = PartitionedDataModule(graph), Evaluation(on=later)
+    later = lgd.Graph.from_pyg(changed, time="time")
+    data, on_later = lgd.PartitionedDataModule(graph), lgd.Evaluation(on=later)
     said = r"has not the types \['journal', \('journal', 'cites', 'paper'\)\] of the other, and a model has weights"
     for on, call in (
         (
             r"^Evaluation\(on=...\): the graph that is trained on ",
-            lambda: PartitionedDataModule(graph, evaluation=on_later),
+            lambda: lgd.PartitionedDataModule(graph, evaluation=on_later),
         ),
         (r"^on\(...\): the graph that is trained on ", lambda: data.on(later)),
-        (r"^on\(...\): the graph that is judged ", lambda: PartitionedDataModule(later).on(graph)),
+        (r"^on\(...\): the graph that is judged ", lambda: lgd.PartitionedDataModule(later).on(graph)),
     ):
         with pytest.raises(ValueError, match=on + said):
             call()
@@ -233,16 +222,16 @@ def test_a_graph_with_new_types_is_refused_and_so_is_one_that_lacks_some() -> No
 
 def test_nodes_that_are_asked_for_are_those_of_the_other_graph_too() -> None:
     graph, module = whole(), Net("SAGE")
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 4])).only([5, 3])
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([4, 4])).only([5, 3])
     changed = graph.to_pyg()
     x, edges = torch.ones(1, 6).double(), torch.tensor([[320], [3]])
-    later = Graph.from_pyg(Data(torch.cat([changed.x, x]), torch.cat([changed.edge_index, edges], 1)))
+    later = lgd.Graph.from_pyg(Data(torch.cat([changed.x, x]), torch.cat([changed.edge_index, edges], 1)))
     rows = torch.cat(trainer(1).predict(module, data.on(later)))  # type: ignore[arg-type]
     edges = later.to_pyg().edge_index
     expected = module.last(module.first(later.node_arrays["x"], edges).relu(), edges)[[5, 3]]
     torch.testing.assert_close(rows, expected.detach())
     with pytest.raises(ValueError, match=r"^nodes must lie in \[0, 320\), got 320"):
-        PartitionedDataModule(later).only([320]).on(graph)
+        lgd.PartitionedDataModule(later).only([320]).on(graph)
 
 
 @pytest.mark.parametrize(
@@ -256,23 +245,23 @@ def test_nodes_that_are_asked_for_are_those_of_the_other_graph_too() -> None:
 )
 def test_nodes_to_predict_are_ids_of_the_graph(nodes: Any, said: str) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
-        PartitionedDataModule(whole()).only(nodes)
+        lgd.PartitionedDataModule(whole()).only(nodes)
 
 
 def test_a_node_is_asked_for_once() -> None:
     with pytest.raises(ValueError, match="nodes must be distinct, got 3 more than once"):
-        PartitionedDataModule(whole(), sampler=NeighborSampler([4, 4])).only([3, 3])
+        lgd.PartitionedDataModule(whole(), sampler=lgd.NeighborSampler([4, 4])).only([3, 3])
 
 
 def test_an_inductive_graph_says_what_it_misses() -> None:
     graph = whole()
     arrays = graph.node_arrays | {"val_mask": torch.zeros(graph.num_nodes, dtype=torch.bool)}
     with pytest.raises(ValueError, match=r"^val_mask marks no node"):
-        inductive_graph(Graph(graph.indptr, graph.indices, arrays))
+        lgd.inductive_graph(lgd.Graph(graph.indptr, graph.indices, arrays))
     wrong: list[tuple[Any, str]] = [("test", r"^leave_out must be a list"), (["train"], "leave_out must be")]
     for leave_out, said in wrong:
         with pytest.raises(ValueError, match=said):
-            inductive_graph(graph, leave_out)
+            lgd.inductive_graph(graph, leave_out)
 
 
 # Rows of nodes that came after training are those of one forward over the graph that has them.
@@ -289,16 +278,16 @@ class InTime(Watcher):
         return rows
 
 
-def without_new(whole: Graph) -> Graph:
+def without_new(whole: lgd.Graph) -> lgd.Graph:
     """The graph without its last nodes."""
     return whole.induced(torch.arange(whole.num_nodes - NUM_NEW))
 
 
-def without_new_of_types(data: HeteroData) -> Graph:
+def without_new_of_types(data: HeteroData) -> lgd.Graph:
     """The graph without the last papers and the last author."""
     new = {"paper": NUM_NEW, "author": 1}
     old = {kind: torch.arange(data[kind].num_nodes - new.get(kind, 0)) for kind in data.node_types}
-    return Graph.from_pyg(data.subgraph(old), time="time")
+    return lgd.Graph.from_pyg(data.subgraph(old), time="time")
 
 
 def check(
@@ -306,22 +295,22 @@ def check(
     name: str,
     module: pl.LightningModule,
     sampler: Any,
-    before: Graph,
-    later: Graph,
+    before: lgd.Graph,
+    later: lgd.Graph,
     rows: Tensor,
     out: Path,
 ) -> None:
     """Predict the new nodes, the last of their type, with a data module of the graph before them."""
-    data = PartitionedDataModule(before, sampler=sampler, batch_size=16).on(later)
+    data = lgd.PartitionedDataModule(before, sampler=sampler, batch_size=16).on(later)
     new = torch.arange(len(rows) - NUM_NEW, len(rows))
-    callbacks = [PredictionWriter(out)]
+    callbacks = [lgd.PredictionWriter(out)]
     running = trainer(world_size, STRATEGIES["plain" if world_size == 1 else "grappa"](), callbacks=callbacks)
     running.predict(module, data.only(new), return_predictions=False)
     np.testing.assert_allclose(np.load(out), rows[new].detach().numpy(), rtol=0, atol=1e-12, err_msg=name)
 
 
 def predicted(rank: int, world_size: int, folder: Path) -> None:
-    sampler = NeighborSampler([4, 4])
+    sampler = lgd.NeighborSampler([4, 4])
     for name in ("SAGE", "GCN", "GAT"):
         module, later = Net(name), whole()
         of = without_new(later), later, by_hand(module, later)
@@ -334,7 +323,7 @@ def predicted(rank: int, world_size: int, folder: Path) -> None:
         data[kind].x = data[kind].x.double()
     torch.manual_seed(0)
     typed = HeteroSAGE(data.edge_types).double()
-    of = without_new_of_types(data), Graph.from_pyg(data, time="time"), typed(data)
+    of = without_new_of_types(data), lgd.Graph.from_pyg(data, time="time"), typed(data)
     check(world_size, "types", typed, sampler, *of, folder / "types.npy")
 
 

@@ -13,27 +13,7 @@ from torch.nn import functional
 from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import (
-    Auto,
-    Evaluation,
-    Exchange,
-    Fetch,
-    GlobalBatching,
-    Graph,
-    Halo,
-    History,
-    LinkDataModule,
-    Loading,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    TemporalSampler,
-    communities,
-    save_shards,
-    split_by_time,
-    split_edges,
-    through_layers,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
@@ -48,16 +28,16 @@ from tests.ranks import run_ranks
 from tests.typed_sage import typed_graph_of_papers
 
 STRATEGIES = every_strategy()
-SAMPLER = TemporalSampler([4, 3], "edge_time", "time")
+SAMPLER = lgd.TemporalSampler([4, 3], "edge_time", "time")
 
 
-def temporal_graph() -> Graph:
+def temporal_graph() -> lgd.Graph:
     """Nodes of four communities, each a seed at one of ten times; edges at any of them."""
-    plain, generator = communities(300, 4, num_features=6, seed=3), torch.Generator().manual_seed(0)
+    plain, generator = lgd.communities(300, 4, num_features=6, seed=3), torch.Generator().manual_seed(0)
     time = torch.randint(10, (plain.num_nodes,), generator=generator)
     edge_time = torch.randint(10, (plain.num_edges,), generator=generator)
     nodes = plain.node_arrays | {"time": time, "x": plain.node_arrays["x"].double()}
-    return Graph(plain.indptr, plain.indices, nodes, {"edge_time": edge_time})
+    return lgd.Graph(plain.indptr, plain.indices, nodes, {"edge_time": edge_time})
 
 
 class Watcher(pl.LightningModule):
@@ -75,7 +55,7 @@ class Watcher(pl.LightningModule):
 
     def forward(self, batch: Any) -> Tensor:
         check(batch)
-        return through_layers(self, batch)
+        return lgd.through_layers(self, batch)
 
     def training_step(self, batch: Any) -> Tensor:
         self.num_edges["training_step"] += batch.num_edges
@@ -102,7 +82,7 @@ def check(batch: Data) -> None:
     assert bool((batch.edge_time < batch.seed_time[batch.batch[receiver]]).all())
 
 
-def by_hand(module: Watcher, graph: Graph) -> Tensor:
+def by_hand(module: Watcher, graph: lgd.Graph) -> Tensor:
     """The rows of all nodes: those of one time by a forward over the graph of all edges before it."""
     receiver = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
     edge_index, x = torch.stack([graph.indices.long(), receiver]), graph.node_arrays["x"]
@@ -121,7 +101,7 @@ def trained(rank: int, world_size: int, names: list[str], path: str) -> list[Any
     found = []
     for name in names:
         module = Watcher()
-        data = PartitionedDataModule(path, sampler=SAMPLER, batch_size=16, partitioner=RandomPartitioner())
+        data = lgd.PartitionedDataModule(path, sampler=SAMPLER, batch_size=16, partitioner=lgd.RandomPartitioner())
         fit = trainer(world_size, STRATEGIES[name](), max_epochs=2)
         fit.fit(module, data)
         fit.test(module, data, verbose=False)
@@ -143,7 +123,7 @@ def test_every_strategy_learns_from_the_past_and_is_judged_by_it(names: list[str
             torch.testing.assert_close(rows, by_hand(module, graph)[ids], rtol=0, atol=1e-12)
 
 
-def batches_of(data: PartitionedDataModule) -> Iterator[Any]:
+def batches_of(data: lgd.PartitionedDataModule) -> Iterator[Any]:
     """All ways to a batch, on one rank and on one of three."""
     loaders = data.train_dataloader(), data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()
     yield from chain(*loaders, data.correction_batches(0, stop=2), data.anchor_batches(0))
@@ -153,21 +133,21 @@ def batches_of(data: PartitionedDataModule) -> Iterator[Any]:
         yield from source.make([seeds], [(0, 0, 0)])  # type: ignore[list-item]
 
 
-@pytest.mark.parametrize("boundary", [pytest.param(Halo(1), marks=pytest.mark.slow), Fetch()], ids=repr)
+@pytest.mark.parametrize("boundary", [pytest.param(lgd.Halo(1), marks=pytest.mark.slow), lgd.Fetch()], ids=repr)
 def test_batches_of_all_loaders_and_parts_keep_the_law(boundary: Boundary) -> None:
-    options: dict[str, Any] = {"batch_size": 20, "partitioner": RandomPartitioner(), "boundary": boundary}
-    for sampler in (SAMPLER, TemporalSampler([4, 3], "edge_time", "time", pick="latest", last=4)):
+    options: dict[str, Any] = {"batch_size": 20, "partitioner": lgd.RandomPartitioner(), "boundary": boundary}
+    for sampler in (SAMPLER, lgd.TemporalSampler([4, 3], "edge_time", "time", pick="latest", last=4)):
         num_edges = 0
-        for batch in batches_of(PartitionedDataModule(temporal_graph(), sampler=sampler, **options)):
+        for batch in batches_of(lgd.PartitionedDataModule(temporal_graph(), sampler=sampler, **options)):
             check(batch)
             num_edges += batch.num_edges
         assert num_edges > 1000
-    by_nodes = TemporalSampler([4, 3], "time")
-    for batch in batches_of(PartitionedDataModule(temporal_graph(), sampler=by_nodes, **options)):
+    by_nodes = lgd.TemporalSampler([4, 3], "time")
+    for batch in batches_of(lgd.PartitionedDataModule(temporal_graph(), sampler=by_nodes, **options)):
         sender, receiver = batch.edge_index
         assert bool((batch.time[sender] < batch.seed_time[batch.batch[receiver]]).all()) and batch.num_edges
-    data = PartitionedDataModule(
-        typed_graph_of_papers(200), sampler=TemporalSampler([4, 3], "time", equal=True), **options
+    data = lgd.PartitionedDataModule(
+        typed_graph_of_papers(200), sampler=lgd.TemporalSampler([4, 3], "time", equal=True), **options
     )
     for batch in batches_of(data):
         assert batch["paper"].time[: batch.batch_size].equal(batch["paper"].seed_time)
@@ -180,10 +160,10 @@ def test_batches_of_all_loaders_and_parts_keep_the_law(boundary: Boundary) -> No
 def test_an_evaluation_sees_as_many_of_the_latest_events_as_training() -> None:
     graph = temporal_graph()
     when = [times.sort().values for times in graph.edge_arrays["edge_time"].split(graph.degrees().tolist())]
-    sampler = TemporalSampler([4, 3], "edge_time", "time", pick="latest")
-    data = PartitionedDataModule(graph, sampler=sampler, batch_size=20)
-    all_seen = Evaluation(sampler=TemporalSampler([-1, -1], "edge_time", "time"))
-    others = PartitionedDataModule(graph, sampler=sampler, batch_size=20, evaluation=all_seen)
+    sampler = lgd.TemporalSampler([4, 3], "edge_time", "time", pick="latest")
+    data = lgd.PartitionedDataModule(graph, sampler=sampler, batch_size=20)
+    all_seen = lgd.Evaluation(sampler=lgd.TemporalSampler([-1, -1], "edge_time", "time"))
+    others = lgd.PartitionedDataModule(graph, sampler=sampler, batch_size=20, evaluation=all_seen)
     for most, loader in ((4, data.test_dataloader()), (graph.num_edges, others.test_dataloader())):
         for batch in loader:
             for root, (node, now) in enumerate(zip(batch.n_id, batch.seed_time, strict=False)):
@@ -199,7 +179,7 @@ def test_an_evaluation_takes_as_many_seeds_at_once_as_its_trees_have_memory() ->
     size = seeds_at_once(graph, sampler, seeds, counter, 120, 1 << 19)
     (sample,) = sampler.sample_bulk(graph, [ids[:size]], [BatchKey(0, 0, 0)])
     assert 1 << 17 < counter.bytes_of(sample.nodes.numel(), sample.indices.numel()) < 1 << 19
-    batches = list(PartitionedDataModule(graph, sampler=SAMPLER, batch_size=120).predict_dataloader())
+    batches = list(lgd.PartitionedDataModule(graph, sampler=SAMPLER, batch_size=120).predict_dataloader())
     assert [batch.batch_size for batch in batches] == [100, 100, 100]
 
 
@@ -211,9 +191,9 @@ def test_it_tells_once_which_edges_have_no_time_of_their_own(
     monkeypatch.setattr(temporal_sampler, "rank_zero_info", told.append)
     data = small()
     del data["paper", "cites", "paper"].time
-    PartitionedDataModule(Graph.from_pyg(data).with_seeds("paper"), sampler=TemporalSampler([2], "time"))
-    PartitionedDataModule(temporal_graph(), sampler=TemporalSampler([2], "time"))
-    PartitionedDataModule(temporal_graph(), sampler=SAMPLER)
+    lgd.PartitionedDataModule(lgd.Graph.from_pyg(data).with_seeds("paper"), sampler=lgd.TemporalSampler([2], "time"))
+    lgd.PartitionedDataModule(temporal_graph(), sampler=lgd.TemporalSampler([2], "time"))
+    lgd.PartitionedDataModule(temporal_graph(), sampler=SAMPLER)
     of_paper = "['paper__cites__paper', 'paper__in__venue', 'paper__by__author']"
     assert informed == [
         f"Edges of these types have no time, and are seen by that of their sender: {of_paper}.",
@@ -223,28 +203,34 @@ def test_it_tells_once_which_edges_have_no_time_of_their_own(
     assert told == [f"Edges of these types are always seen, as neither they nor their senders have a time: {always}."]
 
 
-PLAIN = NeighborSampler([4, 3])
+PLAIN = lgd.NeighborSampler([4, 3])
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "no such time": ({"sampler": TemporalSampler([2], "when")}, "time names the array 'when', and neither"),
-    "seeds without": ({"sampler": TemporalSampler([2], "edge_time")}, "Nodes have no 'edge_time' to say at what time"),
-    "corrections": ({"global_batching": GlobalBatching(sampler=PLAIN)}, "global_batching draws with NeighborSampler"),
+    "no such time": ({"sampler": lgd.TemporalSampler([2], "when")}, "time names the array 'when', and neither"),
+    "seeds without": (
+        {"sampler": lgd.TemporalSampler([2], "edge_time")},
+        "Nodes have no 'edge_time' to say at what time",
+    ),
+    "corrections": (
+        {"global_batching": lgd.GlobalBatching(sampler=PLAIN)},
+        "global_batching draws with NeighborSampler",
+    ),
     "equal times": (
-        {"evaluation": Evaluation(sampler=TemporalSampler([4, 3], "edge_time", "time", equal=True))},
+        {"evaluation": lgd.Evaluation(sampler=lgd.TemporalSampler([4, 3], "edge_time", "time", equal=True))},
         "seeds must see the same events in both",
     ),
     "an evaluation of longer ago": (
         {
-            "sampler": TemporalSampler([2], "time", last=3),
-            "evaluation": Evaluation(sampler=TemporalSampler([2], "time")),
+            "sampler": lgd.TemporalSampler([2], "time", last=3),
+            "evaluation": lgd.Evaluation(sampler=lgd.TemporalSampler([2], "time")),
         },
         "with the same time, seed_time, equal and last",
     ),
     "labels of later nodes": (
-        {"loading": Loading(all_labels=True)},
+        {"loading": lgd.Loading(all_labels=True)},
         r"Loading\(all_labels=True\) shows a seed the labels",
     ),
-    "history": ({"boundary": History()}, r"boundary=History\(\) keeps one row of each node, whatever the time"),
-    "device": ({"loading": Loading(sample_on="device")}, 'sample_on="device" needs a sampler that draws there'),
+    "history": ({"boundary": lgd.History()}, r"boundary=History\(\) keeps one row of each node, whatever the time"),
+    "device": ({"loading": lgd.Loading(sample_on="device")}, 'sample_on="device" needs a sampler that draws there'),
 }
 
 
@@ -252,30 +238,30 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_would_show_the_future_is_refused(case: str) -> None:
     options, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
-        PartitionedDataModule(temporal_graph(), **({"sampler": SAMPLER} | options))
+        lgd.PartitionedDataModule(temporal_graph(), **({"sampler": SAMPLER} | options))
 
 
 def test_what_does_not_draw_by_time_is_refused(tmp_path: Path) -> None:
-    graph = communities(300, 4, seed=3)
+    graph = lgd.communities(300, 4, seed=3)
     with pytest.raises(
         ValueError, match="TemporalSampler draws around edges at their times, and this split holds them back at random"
     ):
-        LinkDataModule(split_edges(graph, val=0.1), sampler=SAMPLER)
-    save_shards(graph, RandomPartitioner()(graph, 1, seed=0), tmp_path / "shards")
+        lgd.LinkDataModule(lgd.split_edges(graph, val=0.1), sampler=SAMPLER)
+    lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 1, seed=0), tmp_path / "shards")
     with pytest.raises(ValueError, match="neither edges nor nodes of the graph have it"):
-        PartitionedDataModule(tmp_path / "shards", sampler=SAMPLER).setup("fit")
+        lgd.PartitionedDataModule(tmp_path / "shards", sampler=SAMPLER).setup("fit")
     for other in (DeviceSampler, MatrixSampler):
         with pytest.raises(TypeError, match="NeighborSampler, LadiesSampler"):
             other(SAMPLER)  # type: ignore[arg-type]
-    data = PartitionedDataModule(temporal_graph(), sampler=SAMPLER, boundary=Auto(exchange=True))
-    assert not Exchange().suits(data._running.settings, trainer(1))
+    data = lgd.PartitionedDataModule(temporal_graph(), sampler=SAMPLER, boundary=lgd.Auto(exchange=True))
+    assert not lgd.Exchange().suits(data._running.settings, trainer(1))
 
 
 def test_the_oldest_nodes_are_for_training_and_the_latest_for_testing() -> None:
     graph = temporal_graph()
     graph.node_arrays["y"][:30] = -1
     time = graph.node_arrays["time"]
-    found = split_by_time(graph, val=0.2, test=0.1)
+    found = lgd.split_by_time(graph, val=0.2, test=0.1)
     masks = [found.node_arrays[f"{name}_mask"] for name in ("train", "val", "test")]
     assert sum(mask.long() for mask in masks).equal((graph.node_arrays["y"] >= 0).long())  # type: ignore[union-attr]
     train, val, test = (time[mask] for mask in masks)
@@ -284,23 +270,23 @@ def test_the_oldest_nodes_are_for_training_and_the_latest_for_testing() -> None:
     held = val.numel() + test.numel()
     assert held >= 81 and held - int((val == val.min()).sum()) < 81
     with pytest.raises(ValueError, match=r"Nodes have no 'edge_time' .* or name another array of theirs as time"):
-        split_by_time(graph, "edge_time")
+        lgd.split_by_time(graph, "edge_time")
     with pytest.raises(ValueError, match=r"shares between 0 and 1 .* such as 0\.15, got 15"):
-        split_by_time(graph, val=15)
-    everybody = split_by_time(graph, val=0, test=0).node_arrays
+        lgd.split_by_time(graph, val=15)
+    everybody = lgd.split_by_time(graph, val=0, test=0).node_arrays
     assert int(everybody["train_mask"].sum()) == 270 and not everybody["val_mask"].any()
 
 
 def test_a_split_by_time_of_a_typed_graph_is_of_one_type() -> None:
-    graph = Graph.from_pyg(small())
-    found = split_by_time(graph, val=0.2, test=0.2).types
+    graph = lgd.Graph.from_pyg(small())
+    found = lgd.split_by_time(graph, val=0.2, test=0.2).types
     assert found is not None and found.seeds == "paper"
     arrays, before = found.node_arrays["paper"], graph.types.node_arrays["author"]  # type: ignore[union-attr]
     assert arrays["time"][arrays["train_mask"]].max() < arrays["time"][arrays["test_mask"]].min()
     assert found.node_arrays["author"] == before
     with pytest.raises(ValueError, match="time names the array 'when', and no node type with labels has it"):
-        split_by_time(graph, "when")
+        lgd.split_by_time(graph, "when")
     with pytest.raises(ValueError, match="Nodes of type 'author' have no 'time'"):
-        split_by_time(graph.with_seeds("author"))
+        lgd.split_by_time(graph.with_seeds("author"))
     with pytest.raises(ValueError, match=r"No node is left for train: with val=0.4 and test=0.4, 12 labelled nodes of"):
-        split_by_time(graph, val=0.4, test=0.4)
+        lgd.split_by_time(graph, val=0.4, test=0.4)
