@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Collection
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from functools import wraps
-from importlib import import_module
 from typing import Any
 
 from lightning_gnn_dist.gone import way_out
@@ -106,7 +106,7 @@ def instead_of(kind: Any, name: str, known: Collection[str] = ()) -> str:
     for setting, value in ((each, parameter.default) for each, parameter in parameters.items()):
         if is_dataclass(value) and name in {field.name for field in fields(value)}:
             return f"It is a field of {setting}, write {setting}={type(value).__name__}({name}=...)."
-    package = import_module(__name__.partition(".")[0])
+    package = sys.modules[__name__.partition(".")[0]]
     others = [each for each in package.__all__ if name in inspect.signature(getattr(package, each)).parameters]
     takes = f"It is an argument of {', '.join(others[:5])}." if others else f"It takes {', '.join(known) or 'nothing'}."
     return did_you_mean(name, known).strip() or takes

@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -20,7 +19,7 @@ from typing import Any
 from lightning_gnn_dist.gone import GONE, way_out
 
 _PACKAGE = __name__.partition(".")[0]
-_CLASSES = {  # by `strategy_name`, which is that of the module, too; imported when a Trainer is made with one
+_CLASSES = {  # by `strategy_name`; imported when a Trainer is made with one
     "local_sgd": "LocalSGDStrategy",
     "llcg": "LLCGStrategy",
     "tma": "TMAStrategy",
@@ -49,7 +48,7 @@ def _register(module: ModuleType) -> None:
     for name, strategy in _CLASSES.items():
         about = f"{strategy} with its defaults"
         for said in (name, f"{_PACKAGE}.{strategy}".lower()):  # Lightning looks names up in small letters
-            module.StrategyRegistry.register(said, _maker(name, strategy), description=about, override=True)
+            module.StrategyRegistry.register(said, _maker(strategy), description=about, override=True)
     for row in GONE:
         if row.startswith("Trainer.strategy="):
             module.StrategyRegistry.register(row.split("'")[1], partial(_gone, row), description="went", override=True)
@@ -71,9 +70,9 @@ def _refuse(**settings: Any) -> None:
     )
 
 
-def _maker(file: str, strategy: str) -> Callable[..., Any]:
+def _maker(strategy: str) -> Callable[..., Any]:
     def make(**settings: Any) -> Any:
-        return getattr(import_module(f"{_PACKAGE}.strategies.{file}"), strategy)(**settings)
+        return getattr(sys.modules[_PACKAGE], strategy)(**settings)
 
     return make
 

@@ -37,7 +37,7 @@ TALKS = {"wire", "extensions"}  # what calls torch.distributed: whoever says who
 PRINTS = "cli"  # the one folder that prints, beside the commands of extensions
 COMMAND = "command.py"
 # What imports by a text: the facade, and what names others.
-NAMES = {"__init__", "answers", "names", "short_names", "cli", "prepare"}
+NAMES = {"__init__", "names", "cli", "prepare"}
 KNOWS_NO_BATCH = "engine"  # neither PyG nor Lightning
 MAX_FUNCTION_LINES = 60
 BESIDE_THE_CORE = {"extensions", "prepare"}  # what the strategies and the data module do without

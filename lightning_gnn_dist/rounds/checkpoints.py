@@ -6,7 +6,7 @@ the generators of random numbers differ from rank to rank.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -97,9 +97,9 @@ def cpu_buffers(module: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.cpu() for name, buffer in module.named_buffers()}
 
 
-def average_buffers_of(checkpoint: dict[str, Any], module: nn.Module) -> None:
+def average_buffers_of(checkpoint: dict[str, Any], module: nn.Module, excluded: Collection[str]) -> None:
     """Put the mean of all ranks' buffers into the checkpoint; the module's buffers stay as they are. Collective."""
-    names = [name for name, _ in module.named_buffers(remove_duplicate=False)]
+    names = [name for name, _ in module.named_buffers(remove_duplicate=False) if name not in excluded]
     for key in ("state_dict", "current_model_state"):  # the second of WeightAveraging
         state = checkpoint.get(key, {})
         means = {name: state[name].clone() for name in names if isinstance(state.get(name), Tensor)}

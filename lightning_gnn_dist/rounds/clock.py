@@ -14,11 +14,7 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
-from lightning_gnn_dist.checks import (
-    MAX_NUMBER,
-    check_at_least,
-    check_instance,
-)
+from lightning_gnn_dist.checks import MAX_NUMBER, check_at_least, check_instance
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.meeting_hook import RoundState
 from lightning_gnn_dist.rules import Count, Positive, check_fields, whole, within

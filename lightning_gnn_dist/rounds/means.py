@@ -37,12 +37,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from lightning_gnn_dist.checks import (
-    check_callable,
-    check_instance,
-    shown,
-    takes,
-)
+from lightning_gnn_dist.checks import check_callable, check_instance, shown, takes
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rounds.reducer import Groups, is_rounded, leave_out_, length_of
@@ -100,20 +95,19 @@ class Parameters(MeetingHook):
         return self._tensors(trained=True)
 
     def sizes(self) -> list[int]:
-        module = self.fit.lightning_module
-        buffers = module.buffers() if self.with_buffers else ()
-        return [sum(each.numel() for each in chain(module.parameters(), buffers))]
+        buffers = self.fit.buffers() if self.with_buffers else ()
+        return [sum(each.numel() for each in chain(self.fit.lightning_module.parameters(), buffers))]
 
     def trained(self) -> list[Tensor]:
-        parameters = self.fit.lightning_module.parameters()
-        return [each for each in parameters if each.requires_grad and id(each) not in self.fit.excluded]
+        named = self.fit.lightning_module.named_parameters()
+        return [each for name, each in named if each.requires_grad and name not in self.fit.excluded]
 
     def checksums(self) -> list[int]:
         """Return a checksum of 48 bits for each frozen parameter; -1 where it is trained, or no other has it."""
         excluded = self.fit.excluded
         return [
-            _TRAINED if each.requires_grad or id(each) in excluded else checksum([each]) % (1 << 48)
-            for each in self.fit.lightning_module.parameters()
+            _TRAINED if each.requires_grad or name in excluded else checksum([each]) % (1 << 48)
+            for name, each in self.fit.lightning_module.named_parameters()
         ]
 
     def compare(self, rows: Sequence[Sequence[int]]) -> None:
@@ -129,7 +123,7 @@ class Parameters(MeetingHook):
             for idx, each in enumerate(module.parameters())
             if (id(each) in whole if each.requires_grad else idx in self.unequal)
         ]
-        return [*found, *module.buffers()] if self.with_buffers else found
+        return [*found, *self.fit.buffers()] if self.with_buffers else found
 
 
 class AveragedMoments(MeetingHook):
@@ -156,7 +150,8 @@ class AveragedMoments(MeetingHook):
 
     def equal(self) -> list[Tensor]:
         rows, excluded = self.fit.rows, self.fit.excluded
-        own = [each for each in self.fit.lightning_module.parameters() if id(each) in excluded or id(each) in rows]
+        named = self.fit.lightning_module.named_parameters()
+        own = [each for name, each in named if name in excluded or id(each) in rows]
         skipped = {
             id(moment)
             for each in own

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import HasFigures
 from lightning_gnn_dist.rounds import checkpoints, refusals
+from lightning_gnn_dist.rounds.clock import Pace
 from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, log_numbers, set_global_step
 from lightning_gnn_dist.rounds.means import Parameters, forget_moments
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, RoundState
@@ -41,16 +42,23 @@ class Votes(NamedTuple):
 
 
 class Meeting:
-    """What the replicas of a fit do about each other.
+    """What the replicas of a fit do about each other: its hooks, of which there are none before :meth:`begin`."""
 
-    Args:
-        fit: What the hooks see.
-        hooks: All of them. Those that go on from a mean come behind those that make it.
-    """
+    fit: Fit
+    parameters: Parameters
 
-    def __init__(self, fit: Fit, hooks: Sequence[MeetingHook]) -> None:
-        self.fit, self.hooks = fit, hooks
+    def __init__(self) -> None:
+        self.hooks: Sequence[MeetingHook] = []
         self.has_taken_first = False  # where processors differ, and said so
+
+    def begin(self, fit: Fit, hooks: Sequence[MeetingHook]) -> None:
+        """Begin a fit. Collective.
+
+        Args:
+            fit: What the hooks see.
+            hooks: All of them. Those that go on from a mean come behind those that make it.
+        """
+        self.fit, self.hooks = fit, hooks
         (self.parameters,) = (hook for hook in hooks if isinstance(hook, Parameters))
         self._having = {name: [hook for hook in hooks if _has(hook, name)] for name in _IN_ROUNDS}
         for hook in hooks:
@@ -78,8 +86,17 @@ class Meeting:
                 hook.apply()
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold of this rank."""
-        return dict(chain.from_iterable(hook.state().items() for hook in self.hooks))
+        """Return what a checkpoint must hold of this rank; refuse two hooks that give it one name."""
+        found: dict[str, Any] = {}
+        for hook in self.hooks:
+            state = hook.state()
+            if both := state.keys() & found.keys():
+                raise ValueError(
+                    f"Two hooks of meetings have a state named {min(both)!r}, the second of them {type(hook).__name__}"
+                    ", and a checkpoint keeps one of a name: return the state of one of them under another."
+                )
+            found |= state
+        return found
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Begin the round that a checkpoint is of. Collective."""
@@ -118,9 +135,11 @@ class HoldsMeetings(Protocol):
 
     state: RoundState
     meeting: Meeting
+    peers: Peers
+    pace: Pace
+    sigterm_received: bool
 
-    def begin_round(self) -> None: ...
-    def meet(self, batches: int) -> list[Votes]: ...
+    def end_round(self) -> None: ...
 
 
 class Peers:
@@ -239,8 +258,11 @@ class MeetingCallback(Callback):
         trainer.fit_loop.min_epochs = max(running, self.min_epochs or 0)
 
     def on_train_batch_start(self, *args: Any) -> None:
-        if not self.strategy.state.in_round:
-            self.strategy.begin_round()
+        state = self.strategy.state
+        if not state.in_round:
+            self.strategy.meeting.tell("set_out")
+            state.in_round = state.is_training = True
+            self.strategy.pace.timer.begin()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         # After mixed precision has unscaled the gradients, and before they are clipped.
@@ -249,9 +271,16 @@ class MeetingCallback(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *args: Any) -> None:
         if not trainer.is_last_batch:
             return
-        state = self.strategy.state
+        strategy, state = self.strategy, self.strategy.state
+        batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         state.stop_requested |= trainer.should_stop
-        votes = self.strategy.meet(trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+        state.seconds, state.is_training = strategy.pace.timer.end(batches), False
+        told = strategy.sigterm_received
+        votes = strategy.peers.meet(strategy.meeting, batches, strategy.end_round, is_told_to_end=told)
+        state.batches_done += batches
+        state.stop_requested = False
+        strategy.meeting.tell("begin_round")
+        state.in_round = False  # last: what fails before this leaves no checkpoint that could be resumed
         # ModelCheckpoint names files by it and decides by it whether to save; ranks may have taken unequal steps.
         if (steps := max(vote.global_step for vote in votes)) != trainer.global_step:
             set_global_step(trainer, steps)

@@ -24,7 +24,7 @@ from itertools import chain
 from typing import Any, TypeVar
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor
 from torch.optim import Optimizer
@@ -83,8 +83,8 @@ class Fit:
     device: torch.device
 
     @cached_property
-    def excluded(self) -> frozenset[int]:
-        """The parameters and buffers that no broadcast, mean or comparison touches, by ``id()``."""
+    def excluded(self) -> frozenset[str]:
+        """The names of parameters and buffers that no broadcast, mean or comparison touches."""
         return frozenset(chain.from_iterable(state.excluded() for state in self.states))
 
     @cached_property
@@ -96,17 +96,21 @@ class Fit:
         """Return the parameters that ranks train together, in the same order on every rank."""
         return [
             each
-            for each in self.lightning_module.parameters()
-            if each.requires_grad and (id(each) not in self.excluded or id(each) in self.rows)
+            for name, each in self.lightning_module.named_parameters()
+            if each.requires_grad and (name not in self.excluded or id(each) in self.rows)
         ]
 
     def dense_parameters(self, *, frozen: bool = False) -> list[Tensor]:
         """Return the parameters that are trained, or also ``frozen`` ones, and go whole: alike on all ranks."""
         return [
             each
-            for each in self.lightning_module.parameters()
-            if (frozen or each.requires_grad) and id(each) not in self.rows and id(each) not in self.excluded
+            for name, each in self.lightning_module.named_parameters()
+            if (frozen or each.requires_grad) and id(each) not in self.rows and name not in self.excluded
         ]
+
+    def buffers(self) -> list[Tensor]:
+        """Return the buffers that all ranks have."""
+        return [each for name, each in self.lightning_module.named_buffers() if name not in self.excluded]
 
     def names_of_rows(self) -> list[str]:
         """Return the names of trained weights whose gradients have some rows alone."""
@@ -189,9 +193,6 @@ class ReplicaState:
 
     maps_files = False  # whether a rank reads a part of a checkpoint alone, so that the file is mapped
 
-    def check(self, trainer: Trainer) -> None:
-        """Refuse a trainer with several ranks that does not go with it, before anything is made."""
-
     def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
         """Refuse optimizers that do not take its gradients."""
 
@@ -201,8 +202,8 @@ class ReplicaState:
     def divide(self, device: torch.device) -> None:
         """Keep what is this rank's, unless it has. Before a checkpoint is read, and before optimizers. Collective."""
 
-    def excluded(self) -> set[int]:
-        """Return the parameters and buffers that no DDP, broadcast, mean or comparison touches, by ``id()``."""
+    def excluded(self) -> set[str]:
+        """Return the names of parameters and buffers that no DDP, broadcast, mean or comparison touches."""
         return set()
 
     def rows(self) -> dict[int, str]:
@@ -210,7 +211,7 @@ class ReplicaState:
         return {}
 
     def begin_fit(self, optimizers: Sequence[Optimizer], precision: Precision) -> None:
-        """Begin a fit, whose optimizers are made; refuse those that do not go with it."""
+        """Begin a fit, whose optimizers are made; refuse those, and callbacks, that do not go with it."""
 
     def have_changed(self) -> None:
         """Note that all ranks have stepped what they have."""
@@ -239,14 +240,13 @@ class ReplicaState:
 
     # Where ranks exchange gradients at every step.
 
-    def left_by_ddp(self, strategy: str, *, has_others: bool) -> list[Tensor]:
-        """Return what else DDP must leave alone, which is then alike on all ranks. Collective.
+    def begin_exchange(self, strategy: str, *, has_others: bool) -> None:
+        """Begin to exchange the gradients of :meth:`rows`, which DDP leaves alone, as rank 0 has these. Collective.
 
         Args:
             strategy: The strategy's name, for errors.
             has_others: Whether other parameters train, which DDP needs.
         """
-        return []
 
     def begin_batch(self) -> None:
         """Note that a batch begins on all ranks, whether or not the optimizer has stepped after the one before."""

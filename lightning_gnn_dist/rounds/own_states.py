@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from itertools import chain
 
 from torch import nn
 
@@ -47,10 +46,11 @@ def asks_nobody() -> bool:
     return _asks_nobody[-1]
 
 
-def hide_from_ddp(module: nn.Module, tensors: Collection[int]) -> None:
-    """Let DDP, and Lightning where it makes replicas equal, ignore parameters and buffers, given by ``id()``."""
-    named = chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False))
-    ignored = [name for name, each in named if id(each) in tensors]
+def hide_from_ddp(module: nn.Module, names: Collection[str]) -> None:
+    """Let DDP, and Lightning where it makes replicas equal, ignore parameters and buffers, by any name of theirs."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    hidden = {id(each) for name, each in named if name in names}
+    ignored = [name for name, each in named if id(each) in hidden]
     show_to_ddp(module)
     if ignored:
         vars(module)[_IGNORED] = ignored

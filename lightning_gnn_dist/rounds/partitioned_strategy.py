@@ -129,9 +129,7 @@ class PartitionedStrategy(DDPStrategy):
     def setup(self, trainer: Trainer) -> None:
         self._replaced.give_back()
         refuse_stop_iteration(self._replaced, trainer)
-        for state in self._find_states():
-            if trainer.world_size > 1:
-                state.check(trainer)
+        self._find_states()
         is_fit = trainer.state.fn == TrainerFn.FITTING
         if is_fit:
             if trainer.world_size > 1:
@@ -298,13 +296,13 @@ class PartitionedStrategy(DDPStrategy):
             tensors |= module.named_parameters()
         if buffers:
             tensors |= module.named_buffers()
-        alike = {name: each for name, each in tensors.items() if id(each) not in self.excluded}
+        alike = {name: each for name, each in tensors.items() if name not in self.excluded}
         return Replica(alike, self.optimizers)
 
     def _forget_states(self) -> None:
         self.states: list[ReplicaState] = []  # what ranks do not have alike, in a call of the trainer
         self._has_asked_for_states = False
-        self.excluded: frozenset[int] = frozenset()  # of them, what nobody else has, by id()
+        self.excluded: frozenset[str] = frozenset()  # of them, names of what nobody else has
         self.rows: dict[int, str] = {}  # of them, names of weights whose gradients have some rows alone, by id()
 
     def _find_states(self) -> list[ReplicaState]:

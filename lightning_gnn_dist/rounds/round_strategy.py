@@ -30,7 +30,7 @@ from lightning_gnn_dist.rounds.means import (
     check_moments,
     check_outer,
 )
-from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers, Votes
+from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, RoundState
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.reducer import Nonfinite, Reducer, SendsMeans
@@ -81,7 +81,6 @@ class RoundStrategy(PartitionedStrategy):
 
     weight_modes: ClassVar[Any] = Weights
     drift_modes: ClassVar[tuple[Towards, ...]] = ("ranks",)  # the first is the default
-    meeting: Meeting  # those of the running fit, or of the last one
 
     def __init__(
         self,
@@ -111,6 +110,7 @@ class RoundStrategy(PartitionedStrategy):
         self.drift = None if drift is None else resolved(drift, self.drift_modes, type(self).__name__)
         self.nonfinite: str = nonfinite
         self.state = RoundState()
+        self.meeting = Meeting()  # those of the running fit, or of the last one
         self.outer = outer
         self.peers = Peers()
         self.pace = Pace(self, self.clock)
@@ -120,12 +120,13 @@ class RoundStrategy(PartitionedStrategy):
     # What a subclass says.
 
     def end_round(self) -> None:
-        """Exchange; called on every rank, right after the last local step of the round."""
-        self.average_replicas()
+        """Exchange; called on every rank, right after the last local step of the round. Collective.
 
-    def average_replicas(self) -> None:
-        """Let all hooks meet: they share one exchange, and those behind the means go on from it. Collective."""
+        All hooks meet: they share one exchange, and those behind the means go on from it.
+        """
         self.meeting.exchange()
+
+    average_replicas = end_round  # what a class that has another ``end_round`` calls
 
     def hooks(self, fit: Fit) -> list[MeetingHook]:
         """Return the hooks of the meetings of a fit, those that are on."""
@@ -192,14 +193,13 @@ class RoundStrategy(PartitionedStrategy):
         if self.peers.are_several:
             self.reducer.begin()
         fit = self._fit()
-        self.meeting = Meeting(fit, self.hooks(fit))
+        self.meeting.begin(fit, self.hooks(fit))
 
     def configure_ddp(self) -> None:
         # Replicas start equal and exchange nothing during a round, so there is nothing to wrap.
         if self._resumed is None:  # else every rank has read its state from the checkpoint
-            parameters, buffers = self._module().parameters(), self._module().buffers()
-            alike = [each for each in (*parameters, *buffers) if id(each) not in self.excluded]
-            collectives.broadcast_([each.data for each in alike])
+            named = chain(self._module().named_parameters(), self._module().named_buffers())
+            collectives.broadcast_([each.data for name, each in named if name not in self.excluded])
 
     def on_train_start(self) -> None:
         rank_zero_info(self.pace.schedule())
@@ -212,6 +212,7 @@ class RoundStrategy(PartitionedStrategy):
         self.state.is_training = False
         if self._resumed is None:
             self.meeting.tell("begin_round")
+            self.meeting.state()  # refuses two hooks of one name before the first step
         super().on_train_start()
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
@@ -235,30 +236,10 @@ class RoundStrategy(PartitionedStrategy):
     def teardown(self) -> None:
         if self.pace.loader is not None:
             self.pace.loader.close()
-        if "meeting" in vars(self):
-            self.meeting.end()
+        self.meeting.end()
         self.reducer.close()
         self.peers.leave()
         super().teardown()
-
-    # What the callback calls.
-
-    def begin_round(self) -> None:
-        """Note that a round runs, and start its timer, before its first batch."""
-        self.meeting.tell("set_out")
-        self.state.in_round = self.state.is_training = True
-        self.pace.timer.begin()
-
-    def meet(self, batches: int) -> list[Votes]:
-        """End the round: exchange, then agree on who wants to stop. Returns what each rank said."""
-        self.state.seconds = self.pace.timer.end(batches)
-        self.state.is_training = False
-        votes = self.peers.meet(self.meeting, batches, self.end_round, is_told_to_end=self.sigterm_received)
-        self.state.batches_done += batches
-        self.state.stop_requested = False
-        self.meeting.tell("begin_round")
-        self.state.in_round = False  # last: what fails before this leaves no checkpoint that could be resumed
-        return votes
 
     def estimated_steps(self) -> float:
         """Return the value of ``trainer.estimated_stepping_batches``."""
@@ -275,7 +256,7 @@ class RoundStrategy(PartitionedStrategy):
         self.peers.check(trainer)
         self.pace.begin()
         self.reducer.forget()
-        vars(self).pop("meeting", None)
+        self.meeting = Meeting()
         self.state.in_round = self.state.is_training = self.state.stop_requested = self._has_failed = False
         self.state.gradients_beyond = 0
 

@@ -28,14 +28,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.checks import (
-    MAX_INTEGER,
-    MAX_NUMBER,
-    is_integer,
-    is_number,
-    shown,
-    takes,
-)
+from lightning_gnn_dist.checks import MAX_INTEGER, MAX_NUMBER, is_integer, is_number, shown, takes
 from lightning_gnn_dist.gone import of_value
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.correction_gradients import (
@@ -379,13 +372,14 @@ class CorrectionSteps(MeetingHook):
         with unrecorded(self.fit.lightning_module):
             with self._in_own_form():
                 self._optimizer.prepare(self.fit.trained_parameters(), self.fit.round.round_idx, steps)
-            self.take(steps)
+            first = 0 if self._drift is None else self._drift.batches_of_graph  # the anchor's come before
+            self.take(first, first + steps)
         if self._averages_buffers:  # each rank's forwards have moved its own
-            collectives.average_(self.fit.lightning_module.buffers())
+            collectives.average_(self.fit.buffers())
 
-    def take(self, steps: int) -> None:
-        """Take the steps of a round. Collective."""
-        for batch in self._batches(steps, sliced=True):
+    def take(self, first: int, last: int) -> None:
+        """Take the steps of a round, on these of its batches. Collective."""
+        for batch in self._data.correction_batches(self.fit.round.round_idx, start=first, stop=last):
             gradient, seeds = mean_gradient(self.fit, [batch])
             average_gradient_(self.fit, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
             self._step(gradient)
@@ -415,10 +409,6 @@ class CorrectionSteps(MeetingHook):
                 gradient_clip_algorithm=module.trainer.gradient_clip_algorithm,
             )
 
-    def _batches(self, steps: int, *, sliced: bool) -> Iterator[Any]:
-        first = 0 if self._drift is None else self._drift.batches_of_graph  # the anchor's come before
-        return self._data.correction_batches(self.fit.round.round_idx, sliced=sliced, start=first, stop=first + steps)
-
     def _with_rows(self) -> list[Tensor]:
         """Return the trained parameters whose gradients have some rows alone."""
         return [each for each in self.fit.trained_parameters() if id(each) in self.fit.rows]
@@ -439,12 +429,13 @@ class StepsOnRank0(CorrectionSteps):
             state.refuse_replicas('Correction(way="rank0")', 'way="sliced"')
         super().begin(fit)
 
-    def take(self, steps: int) -> None:
+    def take(self, first: int, last: int) -> None:
         tables = self._with_rows()
         touched = [no_rows(table) for table in tables]
         if collectives.rank() == 0:
             self.fit.round.others_wait = True
-            for batch in self._batches(steps, sliced=False):
+            which: dict[str, Any] = {"sliced": False, "start": first, "stop": last}
+            for batch in self._data.correction_batches(self.fit.round.round_idx, **which):
                 gradient, seeds = mean_gradient(self.fit, [batch])
                 require_seeds(self.fit, seeds)
                 sparse = [each for each in gradient if each.is_sparse]

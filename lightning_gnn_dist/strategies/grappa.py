@@ -129,7 +129,8 @@ class GrappaStrategy(PartitionedStrategy):
     def average_buffers(self) -> None:
         """Average the buffers, if asked for and if steps were taken since the last average. Collective."""
         if self.buffers == "average" and self._has_stepped:
-            collectives.average_(self._module().buffers())
+            named = self._module().named_buffers()
+            collectives.average_(each for name, each in named if name not in self.excluded)
         self._has_stepped = False
 
     def has_validated(self) -> None:
@@ -142,11 +143,11 @@ class GrappaStrategy(PartitionedStrategy):
         looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
         module = self._module()
         with counting_unfrozen(module):
-            trained = [each for each in module.parameters() if each.requires_grad]
-            others = [each for each in trained if id(each) not in self.excluded and id(each) not in self.rows]
-            name, left = type(self).__name__, {*self.excluded}
+            trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
+            left = {*self.excluded, *(name for name, each in trained.items() if id(each) in self.rows)}
+            others = [each for name, each in trained.items() if name not in left]
             for state in self.states:
-                left |= {id(each) for each in state.left_by_ddp(name, has_others=bool(others))}
+                state.begin_exchange(type(self).__name__, has_others=bool(others))
             hide_from_ddp(module, left)
             super().configure_ddp()
             ddp: Any = self.model
@@ -154,7 +155,7 @@ class GrappaStrategy(PartitionedStrategy):
                 self._sums = self.reducer.of_steps(ddp, others, overlaps=not looks_itself)
             elif collectives.sums_by_hosts(self.root_device):
                 self._sums = HostGradients(ddp, collectives.hosts)
-            ignored = set(map(id, trained)).difference(map(id, others))
+            ignored = set(map(id, trained.values())).difference(map(id, others))
             self._parameters = UsedParameters(module, hands_in_zeros=not looks_itself, ignored=ignored)
             if not looks_itself and self._sums.is_of_ddp:
                 self._parameters.settle_buckets(ddp.reducer.prepare_for_backward)
@@ -222,7 +223,7 @@ class GrappaStrategy(PartitionedStrategy):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         if self.buffers == "average" and self._has_stepped and not self.is_alone:
-            checkpoints.average_buffers_of(checkpoint, self._module())
+            checkpoints.average_buffers_of(checkpoint, self._module(), self.excluded)
         super().save_checkpoint(checkpoint, filepath, storage_options)
 
     # What all strategies have.
@@ -265,7 +266,7 @@ class GrappaStrategy(PartitionedStrategy):
         Args:
             own_are_finite: Whether those are that live with one rank each, which the others do not have.
         """
-        parameters = [each for each in self._module().parameters() if id(each) not in self.excluded]
+        parameters = [each for name, each in self._module().named_parameters() if name not in self.excluded]
         found = [(each.grad, each.requires_grad) for each in parameters if each.grad is not None]
         gradients = [gradient for gradient, _ in found]
         if self._sums.is_of_ddp:  # sparse ones are counted where they are exchanged

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from threading import Lock
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -67,28 +67,7 @@ class Sent(NamedTuple):
     between_hosts: float
 
 
-class SumsByHosts(Protocol):
-    """The hosts of all ranks: :class:`~lightning_gnn_dist.wire.hosts.Hosts`."""
-
-    are_shared: bool
-
-    def sum_(self, flat: Tensor, op: dist.ReduceOp.RedOpType) -> None:
-        """Replace a tensor in RAM by the sum over all ranks. Collective."""
-
-    def sent(self, num_bytes: float) -> Sent:
-        """Return what this rank sends for it."""
-
-    def sent_in_ring(self, num_bytes: float) -> Sent:
-        """Return what this rank sends to the next one."""
-
-
-hosts: Any = None  # of all ranks, if there are several
-
-
-def use_hosts(found: SumsByHosts | None) -> None:
-    """Sum within hosts first from now on, or with None on all ranks alike."""
-    global hosts
-    hosts = found
+hosts: Any = None  # :class:`~lightning_gnn_dist.wire.hosts.Hosts` of all ranks, if there are several
 
 
 traffic = Traffic()

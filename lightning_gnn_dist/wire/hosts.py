@@ -93,9 +93,9 @@ def find_hosts(own: int, num_hosts: int) -> None:
         num_hosts: How many there are.
     """
     if num_hosts == 1 or world_size() == 1:
-        collectives.use_hosts(None)
+        collectives.hosts = None
     elif collectives.hosts is None or collectives.hosts.world is not dist.group.WORLD:
-        collectives.use_hosts(Hosts([host for (host,) in gather_numbers([own], CPU)]))
+        collectives.hosts = Hosts([host for (host,) in gather_numbers([own], CPU)])
 
 
 class GradientSums:

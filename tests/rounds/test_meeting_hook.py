@@ -87,6 +87,25 @@ def test_a_hook_of_ones_own_shares_the_exchange_and_is_resumed(tmp_path: Any) ->
         assert total == (ROUNDS - 1) * STEPS * 1.5 and again == ROUNDS * STEPS * 1.5
 
 
+class TwoOfOneName(WithHook):
+    def hooks(self, fit: Fit) -> list[MeetingHook]:
+        return [*super().hooks(fit), StepsOfAll()]
+
+
+def refused(rank: int, world_size: int) -> tuple[str, int]:
+    module = same_start()
+    with pytest.raises(ValueError, match="hooks") as told:
+        fit(rank, TwoOfOneName(StepsOfAll()), module, devices=world_size)
+    return str(told.value), module.trainer.global_step
+
+
+def test_two_hooks_of_one_name_are_refused_before_a_step() -> None:
+    assert all(
+        said.startswith("Two hooks of meetings have a state named 'total'") and steps == 0
+        for said, steps in run_ranks(refused, 2)
+    )
+
+
 class OfBefore(LocalSGDStrategy):
     def stages(self, fit: Fit) -> list[list[MeetingHook]]:
         return [[StepsOfAll()]]
@@ -102,14 +121,23 @@ def test_hooks_that_nobody_would_call_are_refused() -> None:
 
 class Own(ReplicaState):
     def __init__(self, module: nn.Module) -> None:
-        self.layers = [each for each in module.modules() if isinstance(each, OwnLinear)]
+        layers = [(name, each) for name, each in module.named_modules() if isinstance(each, OwnLinear)]
+        self.names = {f"{name}.{each}" for name, layer in layers for each in layer.state_dict()}
 
-    def excluded(self) -> set[int]:
-        return {id(parameter) for layer in self.layers for parameter in layer.parameters()}
+    def excluded(self) -> set[str]:
+        return self.names
 
 
 class OwnLinear(nn.Linear):
-    """A layer of each rank's own."""
+    """A layer of each rank's own, which puts another buffer in the place of the one before."""
+
+    def __init__(self, *size: int) -> None:
+        super().__init__(*size)
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = self.seen + x.detach().mean()
+        return super().forward(x)
 
     def replica_state(self, module: nn.Module) -> ReplicaState:
         return Own(module)
@@ -136,7 +164,7 @@ def trained(rank: int, world_size: int, kind: str) -> State:
 @pytest.mark.parametrize("kind", ["grappa", "mean", "outer"])
 def test_what_a_rank_has_alone_stays_its_own(kind: str) -> None:
     first, second = run_ranks(trained, 2, kind)
-    own = {"layers.4.weight", "layers.4.bias"}
+    own = {"layers.4.weight", "layers.4.bias", "layers.4.seen"}
     differing = {name for name in first if not torch.equal(first[name], second[name])}
     assert differing == own
     start = net().state_dict()
@@ -146,7 +174,7 @@ def test_what_a_rank_has_alone_stays_its_own(kind: str) -> None:
 def test_one_state_is_of_all_modules_of_a_kind() -> None:
     both = nn.Sequential(OwnLinear(2, 2), OwnLinear(2, 2), nn.Embedding(3, 2, sparse=True), nn.Embedding(4, 2))
     own, rows = states_of(both)
-    assert isinstance(own, Own) and len(own.excluded()) == 4
+    assert isinstance(own, Own) and len(own.excluded()) == 6
     assert [*rows.rows().values()] == ["2.weight"] and not rows.excluded()
 
 

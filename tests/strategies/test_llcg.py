@@ -129,9 +129,9 @@ def shares(rank: int, world_size: int, share: float) -> tuple[int, list[int]]:
             return progress.local_steps >= 2 + 4 * rank
 
     class Watch(CorrectionSteps):
-        def take(self, steps: int) -> None:
-            counted.append(steps)
-            super().take(steps)
+        def take(self, first: int, last: int) -> None:
+            counted.append(last - first)
+            super().take(first, last)
 
     llcg.WAYS["sliced"] = Watch
     strategy = LLCGStrategy(Unequal(), correction=Correction(share), **PATIENCE)

@@ -232,7 +232,7 @@ class RankWork:
 
     def on_interrupt(self) -> None:
         self.keeper.is_interrupted = True
-        if not self.keeper.is_in_step:
+        if not self.keeper.waits_for_step:
             raise InterruptedRankError
 
     def explained(self, error: CannotTravelError) -> TypeError:

@@ -28,7 +28,8 @@ class Keeper(Callback):
     """Keeps the weights of the last meeting, on local rank 0, for the case that the round does not come to its end."""
 
     def __init__(self) -> None:
-        self.is_interrupted = self.is_in_step = False
+        self.is_interrupted = False
+        self.waits_for_step = False  # gradients are exchanged: only whole steps leave all ranks alike
         self._round: int | None = -1  # the one whose start the weights are of
         self._weights: dict[str, Any] = {}
 
@@ -43,27 +44,22 @@ class Keeper(Callback):
         if self.is_interrupted:
             raise InterruptedRankError
         state = getattr(trainer.strategy, "state", None)  # of rounds
-        self.is_in_step = state is None  # gradients are exchanged: only whole steps leave all ranks alike
-        is_new_round = state is not None and self._round != state.round_idx
-        # Of what no rank holds whole there is nothing to keep that a rank has the memory for.
-        if is_new_round and os.environ["LOCAL_RANK"] == "0" and not _lies_apart(trainer):
+        self.waits_for_step = state is None
+        if state is not None and self._round != state.round_idx and os.environ["LOCAL_RANK"] == "0":
+            self._round = state.round_idx
+            # Of what no rank holds whole there is nothing to keep that a rank has the memory for.
+            whole = {} if trainer.strategy.excluded else pl_module.state_dict()  # type: ignore[attr-defined]
             self._weights = {
                 name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
-                for name, value in pl_module.state_dict().items()
+                for name, value in whole.items()
             }
-            self._round = state.round_idx  # type: ignore[union-attr]
 
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.is_in_step = False
+    def on_validation_batch_start(self, *args: Any) -> None:
+        self.waits_for_step = False
         if self.is_interrupted:  # where Python threw the exception of the signal's handler away, as in a destructor
             raise InterruptedRankError
 
-    on_validation_batch_start = on_test_batch_start = on_predict_batch_start = on_train_batch_end  # type: ignore[assignment]
-
-
-def _lies_apart(trainer: Trainer) -> bool:
-    """Return whether some of the module lies with one rank each."""
-    return any(state.excluded() for state in trainer.strategy.states)  # type: ignore[attr-defined]
+    on_test_batch_start = on_predict_batch_start = on_train_end = on_validation_batch_start  # type: ignore[assignment]
 
 
 @dataclass
@@ -108,7 +104,7 @@ class Kept:
         weights_of: Callable[[Trainer], dict[str, Any]],
     ) -> Kept:
         weights, module = None, trainer.lightning_module
-        if trainer.state.fn == TrainerFn.FITTING and not _lies_apart(trainer):  # else it was interrupted
+        if trainer.state.fn == TrainerFn.FITTING and not trainer.strategy.excluded:  # type: ignore[attr-defined]  # else it was interrupted
             weights = weights_of(trainer)
         made = {name.split(".")[0] for name in (weights or {}).keys() - at_start.weights}
         return cls(

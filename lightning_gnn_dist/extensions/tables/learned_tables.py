@@ -13,7 +13,7 @@ from typing import Any
 from weakref import WeakMethod
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities import rank_zero_warn
@@ -56,15 +56,6 @@ class LearnedTables(ReplicaState):
         self._rows: LearnedRows | None = None  # in a fit of rounds
         self._exchanges = False  # gradients, at each step of the fit
 
-    def check(self, trainer: Trainer) -> None:
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        found = [each for each in callbacks if isinstance(each, WeightAveraging | StochasticWeightAveraging)]
-        if found and (tables := owned_tables(self._module)):
-            raise ValueError(
-                f"{type(found[0]).__name__} keeps a copy of all weights, and of {next(iter(tables))}, an "
-                "OwnedEmbedding, each rank has some rows: leave it out, or use nn.Embedding(..., sparse=True)."
-            )
-
     def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
         if any(table.weight.requires_grad for table in self._all):
             check_tables(self._module, optimizers)
@@ -78,16 +69,18 @@ class LearnedTables(ReplicaState):
         self._all = tables_of(self._module)
         if self._owners is not None:
             moments = WeakMethod(self._moments)
-            self._owners.keep_moments(lambda rows: {} if (call := moments()) is None else call(rows))
+            self._owners.moments = lambda rows: {} if (call := moments()) is None else call(rows)
 
-    def excluded(self) -> set[int]:
-        return {id(table.parameter) for table in owned_tables(self._module).values() if table.owners is not None}
+    def excluded(self) -> set[str]:
+        owned = owned_tables(self._module).items()
+        return {f"{name}.weight" if name else "weight" for name, table in owned if table.owners is not None}
 
     def rows(self) -> dict[int, str]:
         return {id(table.weight): table.name for table in tables_of(self._module)}
 
     def begin_fit(self, optimizers: Sequence[Optimizer], precision: Precision) -> None:
         self._optimizers, self._precision = optimizers, precision
+        self._check_callbacks()
         self.check_optimizers(optimizers)
         clip_sparse_gradients(precision)
         if self._exchanges:
@@ -115,6 +108,16 @@ class LearnedTables(ReplicaState):
                 table.gather()
             self._owners.close()
         self._owners, self._all = None, []
+
+    def _check_callbacks(self) -> None:
+        callbacks = self._module.trainer.callbacks  # type: ignore[attr-defined]
+        found = [each for each in callbacks if isinstance(each, WeightAveraging | StochasticWeightAveraging)]
+        if found and self._owned:
+            name = next(iter(owned_tables(self._module)))
+            raise ValueError(
+                f"{type(found[0]).__name__} keeps a copy of all weights, and of {name}, an "
+                "OwnedEmbedding, each rank has some rows: leave it out, or use nn.Embedding(..., sparse=True)."
+            )
 
     @property
     def _owned(self) -> list[OwnedEmbedding]:
@@ -160,7 +163,7 @@ class LearnedTables(ReplicaState):
 
     # Where ranks exchange gradients at every step.
 
-    def left_by_ddp(self, strategy: str, *, has_others: bool) -> list[Tensor]:
+    def begin_exchange(self, strategy: str, *, has_others: bool) -> None:
         trained = [table.name for table in self._all if table.weight.requires_grad]
         if trained and not has_others:
             others = "" if self._owned else "use LocalSGDStrategy, or "
@@ -169,9 +172,7 @@ class LearnedTables(ReplicaState):
                 f"{others}add a layer."
             )
         self._exchanges = True
-        weights: list[Tensor] = [table.weight for table in self._of_all]
-        collectives.broadcast_([weight.data for weight in weights])
-        return weights
+        collectives.broadcast_([table.weight.data for table in self._of_all])
 
     def begin_batch(self) -> None:
         if self._exchanges and self._owners is not None:
@@ -187,6 +188,17 @@ class LearnedTables(ReplicaState):
 
     # In checkpoints.
 
+    def without_rows(self, states: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+        """Return states of optimizers without moments that a checkpoint has once."""
+        owned = {id(table.parameter) for table in self._owned}
+
+        def without(parameter: nn.Parameter, entry: Entry) -> Entry:
+            if id(parameter) not in owned:
+                return entry
+            return {name: each for name, each in entry.items() if not isinstance(each, Tensor) or not each.dim()}
+
+        return [_changed(*pair, without) for pair in zip(states, self._optimizers, strict=False)]
+
     @property
     def maps_files(self) -> bool:  # type: ignore[override]
         return bool(owned_tables(self._module))
@@ -198,7 +210,7 @@ class LearnedTables(ReplicaState):
         with asking_nobody():
             state = get()
         if is_alone:
-            names = [f"{name}.weight" for name in owned_tables(self._module)]
+            names = sorted(self.excluded())
             rank_zero_warn(f"This checkpoint lacks {', '.join(names)}, whose rows lie on ranks that may have ended.")
             for name in names:
                 state.pop(name, None)
@@ -238,17 +250,6 @@ class LearnedTables(ReplicaState):
             return entry | {name: whole[first:last].clone() for name, whole in moments.items()}
 
         return [_changed(*pair, own) for pair in zip(states, self._optimizers, strict=False)]
-
-    def without_rows(self, states: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-        """Return states of optimizers without moments that a checkpoint has once."""
-        owned = self.excluded()
-
-        def without(parameter: nn.Parameter, entry: Entry) -> Entry:
-            if id(parameter) not in owned:
-                return entry
-            return {name: each for name, each in entry.items() if not isinstance(each, Tensor) or not each.dim()}
-
-        return [_changed(*pair, without) for pair in zip(states, self._optimizers, strict=False)]
 
     def _moments(self, rows: Tensor) -> dict[str, Any]:
         """Return the moments that others may ask for, given what has the rows that lie here."""

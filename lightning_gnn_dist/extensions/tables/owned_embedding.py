@@ -8,6 +8,7 @@ gradients:    wait here until the strategy hands them to the rows' owners; or a 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
@@ -281,7 +282,7 @@ class OwnedEmbedding(nn.Module):
         if self._replica is not None and self.owners is not None:
             self.parameter.grad = None
             self.parameter.data = self._replica.held.data
-            self.owners.answer_from(self.number, self.parameter)
+            self.owners.tables[self.number] = self.parameter
         self._replica = None
 
 
@@ -301,7 +302,7 @@ def keep_apart(table: OwnedEmbedding, replica: Replica) -> None:
     """Let a replica train copies: it holds the rows that lie here, and the parameter none."""
     assert table.owners is not None
     replica.held.data, table._replica = table.parameter.data, replica
-    table.owners.answer_from(table.number, replica.held)
+    table.owners.tables[table.number] = replica.held
     table.show_none()
 
 
@@ -354,6 +355,7 @@ def divide(tables: Iterable[OwnedEmbedding], device: torch.device) -> RowOwners 
     owners = RowOwners([each.parameter for each in held], [each.num_embeddings for each in held])
     for number, each in enumerate(held):
         each.owners, each.number, each._kind, each._gradients = owners, number, _OWNED, []
+    weakref.finalize(held[0], owners.close_behind).atexit = False
     return owners
 
 

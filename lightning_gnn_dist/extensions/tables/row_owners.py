@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import math
 import sys
-import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
@@ -28,7 +27,7 @@ from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.rounds.sparse_gradients import short
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.asking import Asking, Message
-from lightning_gnn_dist.wire.channel import Channel, exchange_pieces, open_channel, patience
+from lightning_gnn_dist.wire.channel import exchange_pieces, open_channel, patience
 
 ROWS, RANGE, WITH_MOMENTS = range(3)  # kinds of questions
 PIECE_BYTES = 1 << 24  # of what is sent in one answer where many rows are wanted
@@ -51,11 +50,17 @@ def pieces_of(start: int, stop: int, row_bytes: int) -> Iterator[tuple[int, int]
 class RowOwners:
     """The ranks of a run as owners of the rows of some tables. Making one is collective.
 
+    It holds no module, as threads that answer keep it alive: other ranks may still ask when the module is gone.
+
     Args:
         tables: For each table, the rows of this rank, in a parameter whose data may be replaced.
         num_rows: How many rows each table has on all ranks together.
 
     Attributes:
+        tables: For each table, what has the rows that lie here.
+        moments: Returns the optimizer's state of a parameter, for which other ranks may ask, too.
+        version: How often the rows of this rank have changed.
+        is_open: Whether other ranks can be asked.
         trains: Whether a strategy hands gradients of rows to their owners.
         is_stepping: Whether the optimizer steps next, on some ranks sooner than on others: nobody may ask until it has.
     """
@@ -63,20 +68,15 @@ class RowOwners:
     def __init__(self, tables: Sequence[nn.Parameter], num_rows: Sequence[int]) -> None:
         self.rank, self.size = collectives.rank(), collectives.world_size()
         self.bounds = [bounds_of(number, self.size) for number in num_rows]
-        self.trains = False
-        self.is_stepping = False
-        self._answers = _Answers(tables, open_channel(self.size))
-        weakref.finalize(self, self._answers.close_behind).atexit = False
-
-    @property
-    def version(self) -> int:
-        """How often the rows of this rank have changed."""
-        return self._answers.version
-
-    @property
-    def is_open(self) -> bool:
-        """Whether other ranks can be asked."""
-        return self._answers.is_open
+        self.tables = list(tables)
+        self.moments: Moments = lambda _: {}
+        self.version = 0
+        self.trains = self.is_stepping = self._is_closed = False
+        self._seconds, self._change = patience().total_seconds(), Condition()
+        self._channel, self.is_open = open_channel(self.size), True
+        self._asking = Asking(self._channel, self._answer)
+        # Here, so that it comes before what waits for the processes of other ranks.
+        atexit.register(self._close_at_exit)
 
     def own(self, table: int) -> tuple[int, int]:
         """Return where the rows of this rank begin and end."""
@@ -86,15 +86,9 @@ class RowOwners:
     def has_changed(self) -> None:
         """Note that the rows here have changed, as they have or will on all ranks."""
         self.is_stepping = False
-        self._answers.has_changed()
-
-    def keep_moments(self, moments: Moments) -> None:
-        """Let other ranks ask for what ``moments`` returns of a parameter: the optimizer's state of it."""
-        self._answers.moments = moments
-
-    def answer_from(self, table: int, parameter: nn.Parameter) -> None:
-        """Let another parameter have the rows of a table that lie here."""
-        self._answers.tables[table] = parameter
+        with self._change:
+            self.version += 1
+            self._change.notify_all()
 
     def rows(self, table: int, ids: Tensor, *, moments: bool = False) -> list[Tensor]:
         """Return rows, and those of all moments that their owners keep, by name, on the CPU. Not collective.
@@ -111,8 +105,8 @@ class RowOwners:
             raise IndexError(f"Row {wrong} of an OwnedEmbedding with rows 0 to {bounds[-1] - 1}: look up ids of nodes.")
         cuts = torch.searchsorted(ids, torch.tensor(bounds)).tolist()
         of_ranks = [ids[cuts[rank] : cuts[rank + 1]] - bounds[rank] for rank in range(self.size)]
-        questions = [[self._head(table), short(of, bounds[-1])] if len(of) else None for of in of_ranks]
-        return self._asked(kind, questions, lambda: self._answers.rows(kind, table, of_ranks[self.rank]))
+        questions = [[short(of, bounds[-1])] if len(of) else None for of in of_ranks]
+        return self._asked(kind, table, questions, [of_ranks[self.rank]])
 
     def range(self, table: int, start: int, stop: int, moment: str = "") -> Tensor:
         """Return the rows from ``start`` to ``stop``, which one rank has, on the CPU. Not collective.
@@ -127,8 +121,8 @@ class RowOwners:
         first = self.bounds[table][owner]
         what = [torch.tensor([start - first, stop - first]), torch.tensor(list(moment.encode()), dtype=torch.uint8)]
         questions: list[Message | None] = [None] * self.size
-        questions[owner] = [self._head(table), *what]
-        return self._asked(RANGE, questions, lambda: [self._answers.range(table, *what)])[0]
+        questions[owner] = what
+        return self._asked(RANGE, table, questions, what)[0]
 
     def whole(self, table: int, like: Tensor, moment: str = "") -> Tensor:
         """Return the rows of all ranks, piece by piece, in the type of ``like``, on the CPU. Not collective."""
@@ -140,71 +134,39 @@ class RowOwners:
                 found[start:stop] = self.range(table, start, stop, moment)
         return found
 
-    def abort(self) -> None:
-        """End at once what this rank asks and answers, after an error. Not collective."""
-        self._answers.abort()
-
-    def close(self) -> None:
-        """Ask nothing more, and answer until the other ranks have closed theirs, too. Not collective."""
-        self._answers.close()
-
-    def _head(self, table: int) -> Tensor:
-        return torch.tensor([table, self.version])
-
-    def _asked(self, kind: int, questions: list[Message | None], own: Callable[[], Message]) -> Message:
+    def _asked(self, kind: int, table: int, questions: list[Message | None], own: Message) -> Message:
         if self.is_stepping:
             raise RuntimeError(
                 "Rows were looked up between the exchange of gradients and the optimizer's step, where some ranks have "
                 "stepped and others have not: look them up before the backward or after the step."
             )
         if all(question is None for question in questions):
-            return own()  # no rows
-        is_mine = questions[self.rank] is not None
-        answers, mine = self._answers.asking.ask(kind, questions, lambda: own() if is_mine else None)
+            return self._here(kind, table, *own)  # no rows
+        is_mine, head = questions[self.rank] is not None, torch.tensor([table, self.version])
+        headed = [None if question is None else [head, *question] for question in questions]
+        answers, mine = self._asking.ask(kind, headed, lambda: self._here(kind, table, *own) if is_mine else None)
         answers[self.rank] = mine
         said = [answer for answer in answers if answer is not None]
         return said[0] if len(said) == 1 else [torch.cat(rows) for rows in zip(*said, strict=True)]
 
+    # What this rank answers, in any thread.
 
-class _Answers:
-    """What a rank answers from its own rows, in any thread, and its connections, which outlive the module.
-
-    Other ranks may still ask. It holds no module, so that threads keep none alive.
-    """
-
-    def __init__(self, tables: Sequence[nn.Parameter], channel: Channel) -> None:
-        self.tables = list(tables)
-        self._seconds = patience().total_seconds()
-        self._change = Condition()
-        self._is_closed = False
-        self.version = 0
-        self.moments: Moments = lambda _: {}
-        self._channel, self.asking, self.is_open = channel, Asking(channel, self.answer), True
-        # Here, so that it comes before what waits for the processes of other ranks.
-        atexit.register(self._close_at_exit)
-
-    def answer(self, kind: int, question: Message) -> Message:
+    def _answer(self, kind: int, question: Message) -> Message:
         head, *rest = question
         table, version = head.tolist()
         self._wait_for(version)
-        return [self.range(table, *rest)] if kind == RANGE else self.rows(kind, table, *rest)
+        return self._here(kind, table, *rest)
 
-    def rows(self, kind: int, table: int, places: Tensor) -> Message:
+    def _here(self, kind: int, table: int, places: Tensor, name: Tensor | None = None) -> Message:
+        """Return rows that lie here: those of some places, or with a ``name`` from one to another."""
         parameter = self.tables[table]
+        if name is not None:
+            (start, stop), moment = places.tolist(), name.numpy().tobytes().decode()
+            rows = self.moments(parameter)[moment] if moment else parameter.data
+            return [rows[start:stop].detach().to("cpu", copy=True)]
         moments = self.moments(parameter) if kind == WITH_MOMENTS else {}
         tensors = [parameter.data, *(moments[name] for name in sorted(moments))]
         return [each.index_select(0, sent(places, each.device)).cpu() for each in tensors]
-
-    def range(self, table: int, ends: Tensor, name: Tensor) -> Tensor:
-        start, stop = ends.tolist()
-        parameter, moment = self.tables[table], name.numpy().tobytes().decode()
-        rows = self.moments(parameter)[moment] if moment else parameter.data
-        return rows[start:stop].detach().to("cpu", copy=True)
-
-    def has_changed(self) -> None:
-        with self._change:
-            self.version += 1
-            self._change.notify_all()
 
     def _wait_for(self, version: int) -> None:
         with self._change:
@@ -217,14 +179,18 @@ class _Answers:
                     "times: all ranks must step their optimizers, and load weights, equally often."
                 )
 
+    # Their end.
+
     def abort(self) -> None:
+        """End at once what this rank asks and answers, after an error. Not collective."""
         self._wake()
-        self.asking.abort()
+        self._asking.abort()
         self._end()
 
     def close(self) -> None:
+        """Ask nothing more, and answer until the other ranks have closed theirs, too. Not collective."""
         if self.is_open:
-            self.asking.close()
+            self._asking.close()
             self._wake()
             self._end()
 

@@ -139,14 +139,14 @@ def test_rounds_are_those_by_hand(world_size: int, is_owned: bool, optimizer: st
 class Counted(LocalSGDStrategy):
     """Notes what a meeting sends for rows, and which rows each rank has touched."""
 
-    def average_replicas(self) -> None:
+    def end_round(self) -> None:
         (rows,) = (hook for hook in self.meeting.hooks if isinstance(hook, LearnedRows))
         before = collectives.traffic.bytes_sent
         rows.contribute()
         self.sent = collectives.traffic.bytes_sent - before
         (table,) = rows._counted
         self.touched = table.steps.nonzero().flatten().tolist()
-        super().average_replicas()
+        super().end_round()
 
 
 def bytes_of_rows(rank: int, world_size: int, moments: bool) -> tuple[float, list[int]]:
