@@ -100,7 +100,7 @@ def _fork(_: Any, command: list[str], fds: tuple[int, ...]) -> int:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
         atexit._clear()
-        listener, end_of_pytest = fds
+        listener, end_of_pytest, *_ = fds
         if listener in select([listener, end_of_pytest], [], [])[0]:
             exec(command[-1], {})
     finally:

@@ -136,6 +136,7 @@ print("beside", *(name for name in sys.modules if name.startswith(BESIDE)))
 """
 
 
+@pytest.mark.slow  # test_architecture.py reads what modules import
 def test_a_fit_with_defaults_imports_no_extension() -> None:
     beside = "lightning_gnn_dist.extensions", "lightning_gnn_dist.prepare"
     code = FIT.replace("BESIDE", repr(beside))

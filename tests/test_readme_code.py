@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -240,8 +241,18 @@ def commands(*programs: str) -> list[list[str]]:
     return [list(words) for words in sorted(given) if words[0] in programs]
 
 
-@pytest.mark.parametrize("words", commands("lightning-gnn-dist", "torchrun"), ids=" ".join)
-def test_a_command_is_understood(words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def new_commands() -> Iterator[list[str]]:
+    """Commands with an option, or an argument beside options, that none before them has."""
+    tried: set[tuple[str, ...]] = set()
+    for words in commands("lightning-gnn-dist", "torchrun"):
+        options = {(words[0], words[1], word) for word in words if word.startswith("-")} | {(words[0], words[1])}
+        if options - tried or words[1] not in command_line.OF_LIGHTNING:
+            tried |= options
+            yield words
+
+
+@pytest.mark.parametrize("words", [*new_commands()], ids=" ".join)
+def test_a_command_is_understood(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if words[0] == "torchrun":
         given = distributed_run.parse_args(words[1:])
         if given.training_script == "train.py":  # the reader's own

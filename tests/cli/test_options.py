@@ -55,10 +55,8 @@ def test_an_error_stands_without_the_usage(
         (["inspect", "--forecast", "nodes=1"], "inspect --forecast"),
         (["fit", "--draw=true"], "fit --draw"),
         (["fit", "--config=configs/llcg.yaml", "--data.loading.fast=1"], "Loading.fast"),
-        (["fit", "--config=configs/llcg.yaml", "--trainer.strategy.wights=x"], "LLCGStrategy.wights"),
         (["fit", "--config=configs/llcg.yaml", "--trainer.strategy.weights=old"], "LLCGStrategy.weights='old'"),
         (["fit", "--config=configs/llcg.yaml", "--trainer.strategy=lightning_gnn_dist.Old"], "Old"),
-        (["fit", "--config=configs/llcg.yaml", "--data.sampler=lightning_gnn_dist.OldSampler"], "OldSampler"),
     ],
 )
 def test_what_went_is_answered_by_its_row(

@@ -125,11 +125,11 @@ DOORS: dict[str, Callable[[Arrays, Arrays], Any]] = {
 
 
 @pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
-@pytest.mark.parametrize("name", [*sorted(RESERVED - {"n_id"}), "a/b", "..", "a\n", "", "y" * 300])
-def test_names_that_batches_or_files_need_are_refused(door: Callable[..., Any], name: str) -> None:
-    for nodes, edges in (({name: INDICES}, {}), ({}, {name: INDICES})):
-        with pytest.raises((ValueError, TypeError), match="name"):
-            door(nodes, edges)
+def test_names_that_batches_or_files_need_are_refused(door: Callable[..., Any]) -> None:
+    for name in [*sorted(RESERVED - {"n_id"}), "a/b", "..", "a\n", "", "y" * 300]:
+        for nodes, edges in (({name: INDICES}, {}), ({}, {name: INDICES})):
+            with pytest.raises((ValueError, TypeError), match="name"):
+                door(nodes, edges)
 
 
 @pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)

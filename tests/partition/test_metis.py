@@ -3,6 +3,7 @@
 import errno
 import os
 from collections.abc import Callable
+from itertools import product
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -41,13 +42,12 @@ def uneven(graph: Graph, share: float) -> Graph:
     return Graph(graph.indptr, graph.indices, {"y": y, "train_mask": train_mask})
 
 
-@pytest.mark.parametrize("imbalance", [0.0, 0.03, 0.3])
-@pytest.mark.parametrize("num_parts", [2, 8, 30, 300])
 @pytest.mark.parametrize("graph", [GRAPH, random_directed(400, 2000), path_graph(301), lonely_nodes(400)])
-def test_no_part_exceeds_its_bound(graph: Graph, num_parts: int, imbalance: float) -> None:
-    average = graph.num_nodes / num_parts
-    counts = MetisPartitioner(imbalance=imbalance)(graph, num_parts, seed=0).counts()
-    assert counts.max() <= max(ceil(average), (1 + imbalance) * average)
+def test_no_part_exceeds_its_bound(graph: Graph) -> None:
+    for num_parts, imbalance in product([2, 8, 30, 300], [0.0, 0.03, 0.3]):
+        average = graph.num_nodes / num_parts
+        counts = MetisPartitioner(imbalance=imbalance)(graph, num_parts, seed=0).counts()
+        assert counts.max() <= max(ceil(average), (1 + imbalance) * average)
 
 
 @pytest.mark.parametrize("num_parts", [2, 8, 32])

@@ -118,12 +118,11 @@ def test_every_batch_needs_a_key(sampler: Sampler, graph: Graph) -> None:
 
 
 @of_all
-@pytest.mark.parametrize("seeds", [[400], [-1], [3, 3]])
-def test_seeds_that_are_none_are_refused(sampler: Sampler, graph: Graph, seeds: list[int]) -> None:
-    if seeds == [3, 3] and isinstance(sampler, ShadowSampler):
-        pytest.skip("every seed has a neighbourhood of its own")
-    with pytest.raises(ValueError, match=r"must lie in \[0, 400\)|must be distinct"):
-        sampler.sample_bulk(graph, [torch.tensor(seeds)], KEYS[:1])
+def test_seeds_that_are_none_are_refused(sampler: Sampler, graph: Graph) -> None:
+    # With a shadow, every seed has a neighbourhood of its own.
+    for seeds in ([400], [-1], *[[3, 3]] * (not isinstance(sampler, ShadowSampler))):
+        with pytest.raises(ValueError, match=r"must lie in \[0, 400\)|must be distinct"):
+            sampler.sample_bulk(graph, [torch.tensor(seeds)], KEYS[:1])
 
 
 @pytest.mark.parametrize(
@@ -131,10 +130,10 @@ def test_seeds_that_are_none_are_refused(sampler: Sampler, graph: Graph, seeds: 
     [*SAMPLERS.values(), DeviceSampler(NeighborSampler([-1, -1])), DeviceSampler(LadiesSampler([40]))],
     ids=repr,
 )
-@pytest.mark.parametrize("change", CHANGES)
-def test_edges_that_point_out_of_the_graph_are_refused(sampler: Sampler, change: tuple[str, int, int]) -> None:
-    with pytest.raises(ValueError, match=r"indptr|indices"):
-        sampler.sample_bulk(damaged(graph_for_all(), *change), [torch.arange(400)], KEYS[:1])
+def test_edges_that_point_out_of_the_graph_are_refused(sampler: Sampler) -> None:
+    for change in CHANGES:
+        with pytest.raises(ValueError, match=r"indptr|indices"):
+            sampler.sample_bulk(damaged(graph_for_all(), *change), [torch.arange(400)], KEYS[:1])
 
 
 @pytest.mark.parametrize("sampler", [sampler for sampler in SAMPLERS.values() if sampler.num_hops == 2], ids=repr)
@@ -187,19 +186,19 @@ WHOLE: dict[str, Callable[[Graph], Any]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("use", WHOLE.values(), ids=WHOLE)
-def test_what_reads_all_edges_looks_first(use: Callable[[Graph], Any], change: tuple[str, int, int]) -> None:
-    with pytest.raises(ValueError, match=r"indptr|indices"):
-        use(damaged(communities(NUM_NODES), *change))
+def test_what_reads_all_edges_looks_first(use: Callable[[Graph], Any]) -> None:
+    for change in CHANGES:
+        with pytest.raises(ValueError, match=r"indptr|indices"):
+            use(damaged(communities(NUM_NODES), *change))
 
 
-@pytest.mark.parametrize("change", CHANGES)
-def test_negatives_stay_in_the_graph(change: tuple[str, int, int]) -> None:
-    graph, nodes = damaged(communities(NUM_NODES), *change), torch.arange(NUM_NODES)
-    receivers, _ = draw_receivers(graph, nodes[None], nodes, 3, key(0, 0, 0, 0))
-    assert int(receivers.min()) >= 0 and int(receivers.max()) < NUM_NODES
-    has_edges(graph, torch.stack([nodes, nodes]))
+def test_negatives_stay_in_the_graph() -> None:
+    for change in CHANGES:
+        graph, nodes = damaged(communities(NUM_NODES), *change), torch.arange(NUM_NODES)
+        receivers, _ = draw_receivers(graph, nodes[None], nodes, 3, key(0, 0, 0, 0))
+        assert int(receivers.min()) >= 0 and int(receivers.max()) < NUM_NODES
+        has_edges(graph, torch.stack([nodes, nodes]))
 
 
 def test_edges_are_checked_whatever_is_said_of_them() -> None:
