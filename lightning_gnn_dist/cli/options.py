@@ -134,11 +134,6 @@ def _add_prepare(commands: Commands) -> None:
         help="the shard of each node (default: ranges of equal length); of several types a folder with a file for each "
         "node type, paper.npy, ...",
     )
-    prepare.add_argument(
-        "--partitioner",
-        choices=("random", "streaming", "metis"),
-        help="under torchrun: cut the graph so (default: ranges)",
-    )
     prepare.add_argument("--overwrite", action="store_true", help="replace a saved graph")
     prepare.set_defaults(module=f"{_HERE}.prepare")
 

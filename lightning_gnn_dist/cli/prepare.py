@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from lightning_gnn_dist.checks import aligned, in_bytes
 from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
@@ -24,9 +26,6 @@ from lightning_gnn_dist.prepare.given import as_files
 from lightning_gnn_dist.prepare.portion import Portion
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
 from lightning_gnn_dist.prepare.steps.describe import Prepared
-from lightning_gnn_dist.wire.channel import explain, is_of_lost_rank
-from lightning_gnn_dist.wire.collectives import rank
-from lightning_gnn_dist.wire.launching.joining import join_torchrun
 
 ONE_SHARD = "lightning_gnn_dist.extensions.shards.one_shard"
 SENDERS_AT_ONCE = 1 << 22
@@ -35,14 +34,13 @@ SENDERS_AT_ONCE = 1 << 22
 def run(options: argparse.Namespace) -> None:
     """Do what the options say."""
     try:
-        is_rank = join_torchrun()
-        shard = _shard_of_rank(options) if is_rank else _shard(options)
+        shard = _shard(options)
         source = options.source[0] if len(options.source) == 1 else options.source
         given = {"source": source, "nodes": options.nodes}
         with as_files(options.out, given, options.task, is_whole=shard is None) as files:
             preparation = _preparation(options, files, shard)
-            if is_rank:
-                _with_others(preparation, options)
+            if _is_of_torchrun() and preparation.target.exists() and not options.overwrite:
+                print(f"{preparation.target} is there. To make it anew, add --overwrite, or remove it.")
                 return
             check_free(preparation.target, overwrite=options.overwrite)
             _estimate(preparation)
@@ -52,24 +50,6 @@ def run(options: argparse.Namespace) -> None:
         _compile(options)
     except (ValueError, TypeError, OSError, NotImplementedError, MemoryError, ModuleNotFoundError) as error:
         raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
-
-
-def _with_others(preparation: Preparation, options: argparse.Namespace) -> None:
-    """Make the shard of this rank, while other ranks make theirs. The first one says how far it has come."""
-    is_first = rank() == 0
-    if is_first:
-        _estimate(preparation)
-    try:
-        with _stages() if is_first else nullcontext(lambda stage, share: None) as on_progress:
-            prepared = preparation.run(on_progress, overwrite=options.overwrite)
-    except RuntimeError as error:
-        if not is_of_lost_rank(error):
-            raise
-        explain(error)
-        raise OSError(
-            f"{error} What is done is kept: start all ranks again with this command, and they go on."
-        ) from error
-    _summary(prepared, preparation)
 
 
 def _preparation(options: argparse.Namespace, files: Mapping[str, Path], shard: Portion | None) -> Preparation:
@@ -91,34 +71,30 @@ def _preparation(options: argparse.Namespace, files: Mapping[str, Path], shard: 
 
 def _compile(options: argparse.Namespace) -> None:
     """Compile now what the first training would wait for, unless that was done before."""
-    if options.shard is None and not is_compiled():
+    if options.shard is None and not _is_of_torchrun() and not is_compiled():
         with _step("compiling the loops that make batches, once for this version on this machine"):
             compile_for(options.out)
 
 
 def _shard(options: argparse.Namespace) -> Portion | None:
-    """Which shard to make, if any."""
+    """Which shard to make, if any: of a rank of torchrun the one of its number."""
+    if _is_of_torchrun() and (options.shard is not None or options.num_shards is not None):
+        raise ValueError("Ranks of torchrun make the shards of their numbers: leave --shard and --num-shards out.")
     if (options.shard is not None) != (options.num_shards is not None):
         raise ValueError("--shard and --num-shards belong together: which shard, and of how many.")
-    if options.partitioner:
-        raise ValueError(
-            "--partitioner cuts what ranks of torchrun read: leave it out, or cut the saved graph "
-            "(lightning-gnn-dist divide)."
-        )
-    if options.shard is not None:
-        return cast(Portion, import_module(ONE_SHARD).OneShard(options.shard, options.num_shards, options.assignment))
+    index, num_shards = options.shard, options.num_shards
+    if _is_of_torchrun():
+        index, num_shards = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if index is not None:
+        return cast(Portion, import_module(ONE_SHARD).OneShard(index, num_shards, options.assignment))
     if options.assignment:
         raise ValueError("--assignment says whose nodes a shard has: add --shard and --num-shards.")
     return None
 
 
-def _shard_of_rank(options: argparse.Namespace) -> Portion:
-    """Under torchrun each rank makes the shard of its number."""
-    if options.shard is not None or options.num_shards is not None:
-        raise ValueError("Ranks of torchrun make the shards of their numbers: leave --shard and --num-shards out.")
-    if options.partitioner and options.assignment:
-        raise ValueError("--partitioner and --assignment both say whose nodes a shard has: leave one out.")
-    return cast(Portion, import_module(ONE_SHARD).shard_of_rank(options.assignment, options.partitioner))
+def _is_of_torchrun() -> bool:
+    """Whether torchrun has started this process as one of several."""
+    return dist.is_torchelastic_launched() and os.environ["WORLD_SIZE"] != "1"
 
 
 def _estimate(preparation: Preparation) -> None:

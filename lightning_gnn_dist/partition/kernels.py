@@ -198,40 +198,34 @@ def stream(
     least: int,
     fennel: bool,
     alpha: float,
-    first: int,
-    more: int,
 ) -> None:
-    """One pass of LDG or Fennel (formulas in streaming.py) over the nodes in ``order``, or 0, 1, 2, ...
-
-    Rows may be those of the nodes from ``first`` on, with ``more`` nodes after them in the pass.
-    """
-    num_nodes, num_parts = indptr.size - 1 + more, size.size
+    """One pass of LDG or Fennel (formulas in streaming.py) over the nodes in ``order``, or 0, 1, 2, ..."""
+    num_nodes, num_parts = indptr.size - 1, size.size
     links = np.zeros(num_parts, np.int64)
     owed = np.maximum(least - size, 0).sum()  # nodes that parts below their least size must still get
     level = size.min()  # sizes only grow, so the search for the emptiest part continues where it stopped
     emptiest = 0
-    for turn in range(indptr.size - 1):
-        row = order[turn] if order.size else turn
-        node = first + row
+    for turn in range(num_nodes):
+        node = order[turn] if order.size else turn
         while size[emptiest] > level:
             emptiest += 1
             if emptiest == num_parts:
                 level, emptiest = level + 1, 0
         limit = capacity if num_nodes - turn > owed else least
-        for edge in range(indptr[row], indptr[row + 1]):
+        for edge in range(indptr[node], indptr[node + 1]):
             sender = indices[edge]
             if sender != node and assignment[sender] >= 0:
                 links[assignment[sender]] += 1
         best = emptiest
         best_score = score(links[best], size[best], capacity, fennel, alpha)
-        for edge in range(indptr[row], indptr[row + 1]):
+        for edge in range(indptr[node], indptr[node + 1]):
             part = assignment[indices[edge]]
             if part < 0 or size[part] >= limit:
                 continue
             value = score(links[part], size[part], capacity, fennel, alpha)
             if value > best_score or (value == best_score and (size[part], part) < (size[best], best)):
                 best, best_score = part, value
-        for edge in range(indptr[row], indptr[row + 1]):
+        for edge in range(indptr[node], indptr[node + 1]):
             part = assignment[indices[edge]]
             if part >= 0:
                 links[part] = 0

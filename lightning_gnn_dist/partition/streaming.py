@@ -71,58 +71,16 @@ class StreamingPartitioner:
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
         check_request(graph, num_parts, seed)
         graph.check_edges()
-        stream = Stream.of(self, graph.num_nodes, graph.num_edges, num_parts)
-        order = self._order(graph.num_nodes, seed)
+        capacity = part_capacity(graph.num_nodes, num_parts, self.slack)
+        least = max(1, int((1 - self.slack) * graph.num_nodes / num_parts))
+        alpha = sqrt(num_parts) * (graph.num_edges / 2) / graph.num_nodes**1.5
+        order, assignment = self._order(graph.num_nodes, seed), np.full(graph.num_nodes, -1, np.int32)
+        limits = capacity, least, self.method == "fennel", alpha
         for _ in range(self.passes):
-            stream.begin_pass()
-            stream.place(graph.indptr.numpy(), graph.indices.numpy(), order=order)
-        return Partition(torch.from_numpy(stream.assignment), num_parts)
+            sizes = np.zeros(num_parts, np.int64)  # nodes are still where they were, for their neighbours
+            kernels.stream(graph.indptr.numpy(), graph.indices.numpy(), order, assignment, sizes, *limits)
+        return Partition(torch.from_numpy(assignment), num_parts)
 
     def _order(self, num_nodes: int, seed: int) -> Array:
         """The order in which nodes are read; empty for 0, 1, 2, ..."""
         return generator(seed).permutation(num_nodes if self.order == "random" else 0)
-
-
-@dataclass
-class Stream:
-    """A partition that is made row by row.
-
-    Args:
-        assignment: The part of each node, -1 before it has come.
-        num_parts: How many parts there are.
-        capacity: How many nodes a part may hold.
-        least: How many it must hold.
-        fennel: Which of the two formulas scores parts.
-        alpha: Of Fennel's formula.
-    """
-
-    assignment: Array
-    num_parts: int
-    capacity: int
-    least: int
-    fennel: bool
-    alpha: float
-
-    @classmethod
-    def of(cls, how: StreamingPartitioner, num_nodes: int, num_edges: int, num_parts: int) -> Stream:
-        """What a partitioner does with a graph of so many nodes and edges."""
-        capacity = part_capacity(num_nodes, num_parts, how.slack)
-        least = max(1, int((1 - how.slack) * num_nodes / num_parts))
-        alpha = sqrt(num_parts) * (num_edges / 2) / num_nodes**1.5
-        return cls(np.full(num_nodes, -1, np.int32), num_parts, capacity, least, how.method == "fennel", alpha)
-
-    def begin_pass(self) -> None:
-        """Empty all parts; nodes are still where they were, for their neighbours."""
-        self.sizes = np.zeros(self.num_parts, np.int64)
-
-    def place(self, indptr: Array, indices: Array, first: int = 0, order: Array | None = None) -> None:
-        """Give the nodes from ``first`` on, whose rows these are, to parts; in an order, or as they come."""
-        more = self.assignment.size - int(self.sizes.sum()) - (indptr.size - 1)
-        limits = self.capacity, self.least, self.fennel, self.alpha
-        order = np.empty(0, np.int64) if order is None else order
-        kernels.stream(indptr, indices, order, self.assignment, self.sizes, *limits, first, more)
-
-    def take(self, first: int, parts: Array) -> None:
-        """Take in where another has placed the nodes from ``first`` on."""
-        self.assignment[first : first + parts.size] = parts
-        self.sizes += np.bincount(parts, minlength=self.num_parts)

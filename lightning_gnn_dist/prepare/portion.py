@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,18 +12,16 @@ from lightning_gnn_dist.prepare.files.inputs import Inputs
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress
 from lightning_gnn_dist.prepare.steps.nodes import AllNodes, NodesOfType, Part
 
-WRITTEN, RENAMED = 1, 2  # how far a process has come; before them there is work
-
 
 class Portion:
-    """All of a graph. What derives from it prepares less, alone or together with other processes."""
+    """All of a graph. What derives from it prepares less."""
 
     is_whole: ClassVar[bool] = True
 
     @property
-    def shares(self) -> tuple[int | None, int]:
-        """Into how many portions the graph is divided, if it is, and how many processes read it."""
-        return None, 1
+    def shares(self) -> int | None:
+        """Into how many portions the graph is divided, if it is."""
+        return None
 
     def target(self, out: Path) -> Path:
         """The directory that is written."""
@@ -37,23 +35,11 @@ class Portion:
     def check_inputs(self, inputs: Inputs) -> None:
         """Refuse files of which this cannot be prepared."""
 
-    def begin(
-        self, out: Path, source: Path, facts: Mapping[str, Any], stage: Callable[[], int], *, overwrite: bool
-    ) -> bool:
-        """Refuse what cannot be written; return whether all is written, and perhaps only to be renamed."""
-        return stage() == WRITTEN
-
-    def agree(self, is_done: bool) -> bool:
-        """Whether all processes have done something."""
-        return is_done
-
     def edges(self, inputs: Inputs, folder: Path, draft: Path, undirected: bool, memory_bytes: int) -> EdgeSorting:
         """Sorts the edges."""
         return EdgeSorting(inputs, folder, draft, undirected, memory_bytes)
 
-    def part(
-        self, kind: str, num_nodes: int, edges: EdgeSorting, seed: int, folder: Path, on_progress: OnProgress
-    ) -> Part:
+    def part(self, kind: str, num_nodes: int) -> Part:
         """The nodes of a type that are prepared; the name of the type is empty if the graph has no types."""
         return AllNodes(num_nodes)
 

@@ -36,7 +36,7 @@ from lightning_gnn_dist.prepare.files.arrays import Choice, named_kinds
 from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Inputs, NodeFiles, Unpacked, with_reverse
 from lightning_gnn_dist.prepare.given import as_files
 from lightning_gnn_dist.prepare.kept import keep_ids
-from lightning_gnn_dist.prepare.portion import RENAMED, WRITTEN, Portion
+from lightning_gnn_dist.prepare.portion import Portion
 from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, MemoryTooSmall, OnProgress, check_times
 from lightning_gnn_dist.prepare.steps.journal import Journal, journal_of
@@ -86,14 +86,13 @@ class Estimate:
             raise OSError(f"{place} has {free:,} bytes free, and about {missing:,} are needed: choose another disk.")
 
 
-def estimate_of(inputs: Inputs, directions: int, num_shards: int | None, num_readers: int = 1) -> Estimate:
+def estimate_of(inputs: Inputs, directions: int, num_shards: int | None) -> Estimate:
     """The estimate for the whole graph, or for one of so many shards, as if all were of one size.
 
     Args:
         inputs: The files.
         directions: 2 if each edge is added the other way round, otherwise 1.
         num_shards: The number of shards, or None for the whole graph.
-        num_readers: How many share the reading of all edges.
     """
     counts = [_nodes_of(files) for files in inputs.nodes.values()]
     num_nodes, of_tables, arrays = (sum(counted) for counted in zip(*counts, strict=True))
@@ -114,7 +113,7 @@ def estimate_of(inputs: Inputs, directions: int, num_shards: int | None, num_rea
         num_edges=num_edges,
         disk_bytes=(nodes + 8 * num_nodes + disk) // share + of_tables,
         stored_bytes=(nodes + stored) // share,
-        seconds=seconds / share + SECONDS_PER_EDGE * num_edges / num_readers * (num_shards is not None),
+        seconds=seconds / share + SECONDS_PER_EDGE * num_edges * (num_shards is not None),
     )
 
 
@@ -298,21 +297,18 @@ class Preparation:
     def estimate(self) -> Estimate:
         """Estimate disk space and time, from the headers of the files."""
         directions = 1 + (self.undirected or self.reverse)
-        return estimate_of(self.inputs, directions, *self.portion.shares)
+        return estimate_of(self.inputs, directions, self.portion.shares)
 
     def run(
         self, on_progress: OnProgress, *, overwrite: bool = False, on_columns: OnColumns = lambda told: None
     ) -> Prepared | None:
         """Do the work that is left, and rename the result to the target; return None if the renaming alone was left."""
         facts = self._facts()
-        stage = partial(self._stage, facts)
-        is_written = self.portion.begin(self.out, self.source, facts, stage, overwrite=overwrite)
-        if is_written and self.target.exists():
-            return None  # other ranks were stopped before they renamed theirs
         store.check_target(self.target, overwrite=overwrite)
         self.estimate().check_room(self.folder)
         try:
             with journal_of(self.folder, facts) as journal:
+                is_written = self.draft.exists() and journal.get("is_written")
                 try:
                     prepared = None if is_written else self._write(journal, on_progress, on_columns)
                 except MemoryTooSmall as error:
@@ -350,16 +346,15 @@ class Preparation:
             given = self.inputs, self.folder / "tables", self.choice, self.room, on_progress
             unpacked = (self.inputs.unpack or unpack)(*given)
             on_columns(unpacked.told)
-        if not self.portion.agree(self.draft.exists()):  # what one rank has lost, all have sent it
+        if not self.draft.exists():
             journal.clear()
-            for name in ("nodes", "edges", "ranges", "cut", self.draft.name):
+            for name in ("nodes", "edges", self.draft.name):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
             self.draft.mkdir()
         prepared = self._write_arrays(unpacked.inputs, unpacked.tables, on_progress)
         for kind, file in unpacked.ids.items() if self.portion.is_whole else ():
             keep_ids(file, self.draft, kind)
         journal.record(is_written=True)
-        self.portion.agree(True)  # what has been renamed serves no other rank any more
         return prepared
 
     def _write_arrays(self, inputs: Inputs, tables: Tables | None, on_progress: OnProgress) -> Prepared:
@@ -372,7 +367,7 @@ class Preparation:
         self._check_nodes(nodes)
         for kind, of_kind in nodes.items():
             target = self.draft / "nodes" / kind
-            if not self.portion.agree(target.exists()):
+            if not target.exists():
                 with within(kind):
                     check_times(of_kind.files.arrays, inputs.time, "node")
                     of_kind.times(inputs.time)
@@ -406,7 +401,7 @@ class Preparation:
         num_nodes = files.num_nodes or self.portion.count(self.source, edges, on_progress)
         return self.portion.nodes_of(
             files=files,
-            part=self.portion.part(kind, num_nodes, edges, self.seed, self.folder, on_progress),
+            part=self.portion.part(kind, num_nodes),
             split=self.split if "y" in files.arrays or not named else None,
             seed=self.seed,
             float_labels=files.float_labels or (self.float_labels and (has_fractions(files) or not named)),
@@ -424,12 +419,6 @@ class Preparation:
     def _of_nodes(self, kind: str) -> Path:
         """The folder in which the nodes of a type are worked on."""
         return self.folder / "nodes" / kind
-
-    def _stage(self, facts: dict[str, Any]) -> int:
-        """How far this process has come."""
-        if self.target.exists():
-            return RENAMED
-        return WRITTEN if self.draft.exists() and Journal(self.folder, facts).get("is_written") else 0
 
     def _facts(self) -> dict[str, Any]:
         """What the result depends on: the files, by size and time, and the settings."""

@@ -9,8 +9,7 @@ edges.py          edges of a split in shards, a task; links.py says which rank a
 remote_graph.py   the whole graph, whose rows are asked of their owners; source.py makes batches of it
 draws.py          how batches grow, hop by hop; temporal.py by time; owner.py says who is asked, and answers
 divide.py         ``save_shards``, of a graph that is there, or of a split
-one_shard.py      ``prepare_graph(shard=OneShard(0, 4))``: a ``Portion``, by prepared_nodes.py, _edges.py, _part.py and
-                  _index.py; shared_reading.py for ranks that read a share of the files each, and cutting.py
+one_shard.py      ``prepare_graph(shard=OneShard(0, 4))``: a ``Portion``, by prepared_nodes.py and prepared_edges.py
 
 It asks for rows ahead by what ``larger_than_memory`` has, and needs that folder, ``links`` and ``temporal``.
 """

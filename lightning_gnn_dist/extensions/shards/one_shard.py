@@ -1,34 +1,31 @@
-"""Which shard of a graph a host makes for itself, of files that every host reads: no host has, or writes, the rest."""
+"""Which shard of a graph a host makes for itself, of files that every host reads: no host has, or writes, the rest.
+
+Beside the shard stands where each shard begins, and a hash of what the shards of a graph must have in common.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 
 from lightning_gnn_dist.checks import check_below, check_file, check_path, shown
-from lightning_gnn_dist.extensions.shards.cutting import cut
 from lightning_gnn_dist.extensions.shards.prepared_edges import ShardEdges
-from lightning_gnn_dist.extensions.shards.prepared_index import check_alike, check_division, write_index
-from lightning_gnn_dist.extensions.shards.prepared_nodes import NodesOfShard
-from lightning_gnn_dist.extensions.shards.prepared_part import ShardPart
-from lightning_gnn_dist.extensions.shards.shared_reading import Reading, ReadsAll, ReadsShare
+from lightning_gnn_dist.extensions.shards.prepared_nodes import NodesOfShard, ShardPart
+from lightning_gnn_dist.graph.shard import INDEX, Bounds, TypedBounds, seeds_of, write_index
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.partition.base import Partitioner
-from lightning_gnn_dist.partition.metis import MetisPartitioner
-from lightning_gnn_dist.partition.random import RandomPartitioner
-from lightning_gnn_dist.partition.streaming import StreamingPartitioner
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs
-from lightning_gnn_dist.prepare.portion import RENAMED, WRITTEN, Portion
+from lightning_gnn_dist.prepare.portion import Portion
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress
 from lightning_gnn_dist.prepare.steps.nodes import NodesOfType
 from lightning_gnn_dist.rules import Count, check_fields
-from lightning_gnn_dist.wire.collectives import rank, world_size
 
 
 @dataclass(frozen=True)
@@ -39,121 +36,52 @@ class OneShard(Portion):
         index: The number of the shard, from 0.
         num_shards: How many shards there are in all.
         assignment: A ``.npy`` with the shard of each node; of a graph with types a folder with a file for each node
-            type, ``paper.npy``, with the shard of each of its nodes, in the order of their table. With ``together`` and
-            without types also a ``RandomPartitioner()`` or ``StreamingPartitioner()``, which no rank needs the whole
-            graph for; the seed is that of the split. Default: consecutive nodes, of each type equally many in each
-            shard.
-        together: Whether the ranks of this process's group make all shards now, each the one of its number. Then each
-            reads its share of the files and sends the others what is of their shards; otherwise every host reads all.
+            type, ``paper.npy``, with the shard of each of its nodes, in the order of their table. Default: consecutive
+            nodes, of each type equally many in each shard.
     """
 
     index: int
     num_shards: Count
-    assignment: str | Path | Partitioner | None = None
-    together: bool = False
+    assignment: str | Path | None = None
     is_whole: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_below(self.num_shards, "shards", index=self.index)
-        here = ReadsShare()
-        if self.together and (here.index, here.num_readers) != (self.index, self.num_shards):
-            raise ValueError(
-                f"together=True makes shard {self.index} of {self.num_shards} on rank {self.index} of as many, and "
-                f"this process is rank {here.index} of {here.num_readers}: start a rank for each shard with torchrun."
-            )
-        if callable(self.assignment):
-            self._check_partitioner(self.assignment)
-        elif self.assignment is not None:
+        if self.assignment is not None:
             check_path("assignment", self.assignment)
 
-    def _check_partitioner(self, partitioner: Partitioner) -> None:
-        is_ordered = isinstance(partitioner, StreamingPartitioner) and partitioner.order == "natural"
-        if not (is_ordered or isinstance(partitioner, RandomPartitioner)):
-            raise ValueError(
-                f"{partitioner} needs the whole graph, which no rank has: use RandomPartitioner() or "
-                "StreamingPartitioner(), or cut the graph on a host that can hold it, and give the parts of its nodes "
-                "as assignment, a .npy."
-            )
-        if not self.together:
-            raise ValueError(
-                f"{partitioner} cuts what ranks read together, and this host reads by itself: give together=True, or "
-                "the parts of nodes, a .npy."
-            )
-
     @property
-    def reading(self) -> Reading:
-        """Who reads the files."""
-        return ReadsShare() if self.together else ReadsAll()
-
-    @property
-    def shares(self) -> tuple[int | None, int]:
-        return self.num_shards, self.reading.num_readers
+    def shares(self) -> int:
+        return self.num_shards
 
     def target(self, out: Path) -> Path:
         return out / store.shard_name(self.index)
 
     @property
     def facts(self) -> dict[str, Any]:
-        of_all: dict[str, Any] = {"num_shards": int(self.num_shards), "together": self.together, "partitioner": None}
-        if callable(self.assignment):
-            return {"index": int(self.index), "assignment": [], **of_all, "partitioner": repr(self.assignment)}
         path = Path(self.assignment or "")
         files = [] if self.assignment is None else sorted(path.glob("*.npy")) if path.is_dir() else [path]
         times = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-        return {"index": int(self.index), "assignment": times, **of_all}
+        return {"index": int(self.index), "num_shards": int(self.num_shards), "assignment": times}
 
     def check_inputs(self, inputs: Inputs) -> None:
         self._check_assignment(inputs.nodes)
-        tables = [files.source for files in inputs.nodes.values() if files.table is not None]
-        if self.together and tables:
-            raise ValueError(
-                f"{tables[0]} is a table of nodes, and ranks that read the files together take arrays of nodes: let "
-                f"each host read all files (--shard {self.index} --num-shards {self.num_shards}, without torchrun)."
-            )
         if not inputs.have_names and (found := [*inputs.edges[EDGE].carried.arrays, *inputs.edges[EDGE].columns]):
             raise ValueError(  # nobody who makes a shard would know their numbers among all edges
                 f"{found[0]} belongs to edges, which shards made on their own hosts cannot carry: leave it out (--drop "
                 f"{found[0]}), or prepare the whole graph and divide it."
             )
 
-    def begin(
-        self, out: Path, source: Path, facts: Mapping[str, Any], stage: Callable[[], int], *, overwrite: bool
-    ) -> bool:
-        """All ranks raise, or none."""
-        check_division(out, self.num_shards)
-        check_alike(self.reading, facts, source)
-        own = stage()
-        stages = self.reading.each(own)
-        if all(stages) and WRITTEN in stages:
-            return True
-        if RENAMED in stages and own != RENAMED and not overwrite:
-            raise FileExistsError(
-                f"The shard of rank {stages.index(RENAMED)} exists already: choose another directory, or overwrite it."
-            )
-        return False
-
-    def agree(self, is_done: bool) -> bool:
-        return all(self.reading.each(is_done))
-
     def edges(self, inputs: Inputs, folder: Path, draft: Path, undirected: bool, memory_bytes: int) -> ShardEdges:
-        found = ShardEdges(inputs, folder, draft, undirected, memory_bytes, self.reading)
-        if not isinstance(self.assignment, StreamingPartitioner):
-            return found
-        ranges = folder / "ranges"  # of nodes, by which edges are sorted before they are cut
-        return replace(found, ranges=replace(found, folder=ranges, draft=ranges / "graph"))
+        return ShardEdges(inputs, folder, draft, undirected, memory_bytes)
 
-    def part(
-        self, kind: str, num_nodes: int, edges: EdgeSorting, seed: int, folder: Path, on_progress: OnProgress
-    ) -> ShardPart:
-        ranges = ShardPart.ranges(num_nodes, self.num_shards, self.index)
+    def part(self, kind: str, num_nodes: int) -> ShardPart:
         if self.assignment is None:
-            return ranges
-        if callable(self.assignment):
-            assert isinstance(edges, ShardEdges)
-            return cut(self.assignment, ranges, edges.ranges, seed, self.reading, folder, on_progress)
-        file = Path(self.assignment, f"{kind}.npy" if kind else "")
-        return ShardPart.read(file, num_nodes, self.num_shards, self.index, self.reading)
+            return ShardPart.ranges(num_nodes, self.num_shards, self.index)
+        return ShardPart.read(
+            Path(self.assignment, f"{kind}.npy" if kind else ""), num_nodes, self.num_shards, self.index
+        )
 
     def count(self, source: Path, edges: EdgeSorting, on_progress: OnProgress) -> int:
         raise ValueError(
@@ -162,15 +90,18 @@ class OneShard(Portion):
         )
 
     def nodes_of(self, **given: Any) -> NodesOfShard:
-        return NodesOfShard(reading=self.reading, **given)
+        return NodesOfShard(**given)
 
     def check_nodes(self, out: Path, parts: Sequence[Any]) -> None:
         starts = np.sum([part.starts for part in parts], 0)
-        check_division(out, self.num_shards, starts.tolist())
-        empty = np.flatnonzero(np.diff(starts) == 0)
-        if empty.size and (self.together or self.index in empty):
-            index = empty[0] if self.together else self.index
-            raise ValueError(f"No node belongs to shard {index} of {self.num_shards}: every shard needs one.")
+        there = Bounds.read(out) if (out / INDEX).exists() else None
+        if there is not None and there.nodes.tolist() != starts.tolist():
+            raise ValueError(
+                f"{out / INDEX} describes {there.num_shards} shards that are not these {self.num_shards}: choose "
+                "another directory, or give the settings that the others were made with."
+            )
+        if starts[self.index] == starts[self.index + 1]:
+            raise ValueError(f"No node belongs to shard {self.index} of {self.num_shards}: every shard needs one.")
 
     def finish(
         self,
@@ -180,19 +111,26 @@ class OneShard(Portion):
         edges: EdgeSorting,
         edge_types: Collection[EdgeType],
     ) -> None:
-        write_index(out, nodes, types, {each: edges.journal(each) for each in edge_types}, edges)
+        """Write the index, or refuse one of shards of another graph."""
+        journals = {each: edges.journal(each) for each in edge_types}
+        starts = torch.stack([torch.from_numpy(_part_of(of_kind).starts) for of_kind in nodes.values()])
+        told = {each: str(journal.get("digest")) for each, journal in journals.items()}
+        digest = _digest(nodes, types, told, edges.undirected, edges.inputs.time)
+        bounds = TypedBounds.of_one(starts.sum(0), starts[0, :0])  # nobody counts the edges of all
+        if types is not None:
+            counts = torch.tensor([[0, *journal.get("counts")] for journal in journals.values()]).cumsum(1)
+            bounds = TypedBounds(types.node_types, types.edge_types, starts, counts, seeds_of(types))
+        if (out / INDEX).exists() and Bounds.read(out).fingerprint != digest:
+            raise ValueError(
+                f"{out / INDEX} describes shards of other edges, labels or settings than these: choose another "
+                "directory, or make all shards from the same files."
+            )
+        write_index(out, digest, bounds)
 
     def _check_assignment(self, kinds: Iterable[str]) -> None:
         """Refuse an assignment that does not fit the node types."""
         wanted = list(kinds)
         if self.assignment is None:
-            return
-        if callable(self.assignment):
-            if wanted != [""]:
-                raise ValueError(
-                    f"{self.assignment} cuts graphs without types here: give a folder with the shard of each node of "
-                    f"{shown(wanted)}, or leave assignment out."
-                )
             return
         if wanted == [""]:
             check_file("assignment", self.assignment)
@@ -207,7 +145,37 @@ class OneShard(Portion):
             )
 
 
-def shard_of_rank(assignment: str | Path | None, partitioner: str | None) -> OneShard:
-    """The shard of this rank of torchrun, whose nodes a partitioner with such a name finds, if one is named."""
-    known = {"random": RandomPartitioner, "streaming": StreamingPartitioner, "metis": MetisPartitioner}
-    return OneShard(rank(), world_size(), assignment if partitioner is None else known[partitioner](), together=True)
+def _digest(
+    nodes: Mapping[str, NodesOfType],
+    types: GraphTypes | None,
+    edges: Mapping[EdgeType, str],
+    undirected: bool,
+    time: str | None,
+) -> str:
+    if types is None:
+        (of_all,), (told,) = nodes.values(), edges.values()
+        digest = blake2b(repr((told, _part_of(of_all).digest, undirected)).encode(), digest_size=16)
+        _tell(of_all, digest)
+        return digest.hexdigest()
+    of_nodes = []
+    for kind, of_kind in nodes.items():
+        digest = blake2b(repr(of_kind.files.num_nodes).encode(), digest_size=16)
+        _tell(of_kind, digest)
+        of_nodes.append((kind, _part_of(of_kind).digest, digest.hexdigest()))
+    of_edges = [*edges.items()]
+    arrays = [(name, str(array.dtype), list(array.shape[1:])) for name, array in sorted(types.arrays.items())]
+    return blake2b(repr((of_nodes, of_edges, arrays, time)).encode(), digest_size=16).hexdigest()
+
+
+def _part_of(nodes: NodesOfType) -> ShardPart:
+    assert isinstance(nodes.part, ShardPart)
+    return nodes.part
+
+
+def _tell(nodes: NodesOfType, digest: Any) -> None:
+    """Update a hash with the content of small arrays of all nodes, and with types and shapes of others."""
+    for name, array in sorted(nodes.small.items()):
+        digest.update(f"{name} {array.dtype}".encode())
+        digest.update(array.contiguous().numpy().data)
+    for name, rows in sorted(nodes.files.arrays.items()):
+        digest.update(f"{name} {rows.files[0].dtype} {rows.shape}".encode())

@@ -37,14 +37,10 @@ class Journal:
         self._values |= values
         write_whole(self._file, json.dumps({"inputs": self._inputs, "values": self._values}))
 
-    def forget(self, *names: str) -> None:
-        """Delete the values under these names."""
-        self._values = {name: value for name, value in self._values.items() if name not in names}
-        self.record()
-
     def clear(self) -> None:
         """Delete all values."""
-        self.forget(*self._values)
+        self._values = {}
+        self.record()
 
     def _read(self) -> dict[str, Any]:
         if not self._file.exists():

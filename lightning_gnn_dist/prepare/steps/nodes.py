@@ -126,12 +126,6 @@ class NodesOfType:
         """Copy all arrays to ``target``, which is there when all are."""
         draft = folder / "graph"
         draft.mkdir(exist_ok=True)
-        self.write(draft, progress)
-        target.parent.mkdir(exist_ok=True)
-        os.rename(draft, target)
-
-    def write(self, draft: Path, progress: Progress) -> None:
-        """Write all arrays into a folder."""
         for name, tensor in self.own(self.small).items():
             save(draft / f"{name}.npy", as_numpy(tensor))
         for name, rows in self.files.arrays.items():
@@ -139,6 +133,8 @@ class NodesOfType:
                 if rows.shape[0] != self.part.num_all:
                     raise ValueError(f"{name} has shape {rows.shape}, but the graph has {self.part.num_all} nodes.")
                 self._copy(name, rows, draft / f"{name}.npy", progress)
+        target.parent.mkdir(exist_ok=True)
+        os.rename(draft, target)
 
     def times(self, time: str | None) -> Column | None:
         """The times of all nodes of the type, checked; None if they have none."""
@@ -164,20 +160,11 @@ class NodesOfType:
         return arrays
 
     def _loaded(self, rows: RowFiles) -> Tensor:
-        share = self.share(rows)
-        return rows.as_tensor(self.whole(rows.read(share.start, len(share))))
+        return rows.as_tensor(rows.read(0, rows.shape[0]))
 
     def own(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """The rows of the nodes that are prepared, of arrays of all nodes."""
         return arrays
-
-    def share(self, rows: RowFiles) -> range:
-        """Which rows of an array are read here."""
-        return range(rows.shape[0])
-
-    def whole(self, own: Column) -> Column:
-        """All rows of an array, given those that were read here."""
-        return own
 
     def _without_unlabelled(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
         """The arrays with masks that leave out nodes whose label is NaN, also if ``y`` is not in memory."""
@@ -186,15 +173,14 @@ class NodesOfType:
         if "y" in arrays:
             return convert.without_unlabelled(arrays, str(self.files.source))
         y = self.files.arrays["y"]
-        own = [convert.is_unlabelled(y.as_tensor(piece)).numpy() for _, piece in self.pieces("y", y)]
-        without = torch.from_numpy(self.whole(np.concatenate([np.empty(0, np.bool_), *own])))
+        found = [convert.is_unlabelled(y.as_tensor(piece)) for _, piece in self.pieces("y", y)]
+        without = torch.cat([torch.empty(0, dtype=torch.bool), *found])
         return convert.without_unlabelled(arrays, str(self.files.source), without)
 
     def pieces(self, name: str, rows: RowFiles) -> Iterator[tuple[int, Column]]:
-        """Yield the rows of an array that are read here, checked, and the node of the first of each piece."""
-        share = self.share(rows)
-        first = share.start
-        for piece in rows.pieces(first, self.bytes_at_once, share.stop):
+        """Yield the rows of an array, checked, and the node of the first of each piece."""
+        first = 0
+        for piece in rows.pieces(first, min(self.memory_bytes // 4, MAX_BYTES_AT_ONCE)):
             if name == "x":
                 convert.check_finite(rows.as_tensor(piece), first)
             yield first, piece
@@ -212,11 +198,6 @@ class NodesOfType:
         for first, own in self.own_rows(name, rows, progress):
             write_at(target, start + first * rows.bytes_per_row, own)
         flush(target)
-
-    @property
-    def bytes_at_once(self) -> int:
-        """Bytes of a piece that is read."""
-        return min(self.memory_bytes // 4, MAX_BYTES_AT_ONCE)
 
 
 def _is_small(name: str, rows: RowFiles) -> bool:
