@@ -1,12 +1,10 @@
 """What a server of a graph of a million nodes answers: how soon, how often, and under a load that misbehaves.
 
     python benchmarks/serve.py FOLDER [--nodes 1000000] [--edges 20000000] [--requests 10000]
-    python benchmarks/serve.py FOLDER --links --nodes 200000 --edges 4000000
 
 FOLDER keeps the graph, which is random with 100 features, and a checkpoint of GraphSAGE with two layers. The server is
 ``lightning-gnn-dist serve`` on one core, drawing [15, 10] neighbours; the clients have another core. A request brings
-five new nodes with 20 edges each. With ``--links`` it asks for the best links among all nodes, by dot products: every
-second one for 1, 10 or 100 of each of one to five nodes of the graph, the others for ten of each of five new nodes.
+five new nodes with 20 edges each.
 """
 
 from __future__ import annotations
@@ -31,8 +29,6 @@ NEW_NODES, EDGES_OF_NODE, DIFFERENT = 5, 20, 200
 RATE, SECONDS, RUNS = 200, 5, 5
 CLIENTS, BURST = 50, 400
 MALFORMED = ("{", '{"nodes": ["new:0"]}', '{"nodes": [-1]}', '{"new": {"x": [[1]]}}', "[[[", '{"nodes": {}}')
-MALFORMED += ('{"nodes": [0], "best_links": 0}', '{"nodes": [0], "best_links": 1e9}')  # rows have no such key
-TIED = 1e-4  # scores that lie nearer change places where sums are made in another order
 CONFIG = """\
 model: {{class_path: lightning_gnn_dist.cli.demo.SAGE, init_args: {{num_features: {f}, num_classes: {c}, hidden: {h}}}}}
 data:
@@ -40,12 +36,6 @@ data:
   evaluation: {{sampler: {{class_path: lightning_gnn_dist.NeighborSampler, init_args: {{num_neighbors: [15, 10]}}}}}}
 trainer: {{accelerator: cpu, devices: 1, logger: false}}
 """
-OF_LINKS = """\
-model: {{class_path: link_prediction.LinkPredictor, init_args: {{num_features: {f}}}}}
-data: {{class_path: lightning_gnn_dist.LinkDataModule, init_args: {{split: {graph}}}}}
-trainer: {{accelerator: cpu, devices: 1, logger: false}}
-"""
-EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 class Answer(NamedTuple):
@@ -102,16 +92,6 @@ def requests(num_nodes: int, count: int, num_features: int = FEATURES, seed: int
     return found
 
 
-def link_requests(num_nodes: int, count: int, num_features: int = FEATURES, seed: int = 0) -> list[str]:
-    """Return different requests for the best links, of nodes of the graph and of new ones in turns."""
-    random, found = Random(seed), list[str]()
-    for number, body in enumerate(requests(num_nodes, count, num_features, seed)):
-        some = [random.randrange(num_nodes) for _ in range(random.randint(1, 5))]
-        of_graph = {"nodes": some, "best_links": random.choice((1, 10, 100))}
-        found.append(body if number % 2 else json.dumps(of_graph))
-    return found
-
-
 async def metric(port: int, name: str) -> float:
     """Return a number that the server tells of itself."""
     client = Client(port)
@@ -142,24 +122,9 @@ async def share(num_clients: int, port: int, count: int, work: Callable[[Client,
 
 
 def difference(answer: Any, known: Any) -> float:
-    """Return the largest difference between the numbers of two answers, infinite where they name other receivers."""
-    if "rows" in answer:
-        return largest(answer["rows"], known["rows"])
-    for ids, others, scores in zip(answer["receivers"], known["receivers"], answer["scores"], strict=True):
-        moved = [at for at, (one, other) in enumerate(zip(ids, others, strict=True)) if one != other]
-        if any(not is_tied(scores, at) for at in moved if at < len(scores) - 1):  # what follows the last is not known
-            return float("inf")
-    return largest(answer["scores"], known["scores"])
-
-
-def is_tied(scores: Sequence[float], at: int) -> bool:
-    """Return whether a score of several is nearly that of its neighbour."""
-    return any(abs(scores[at] - scores[beside]) < TIED for beside in (at - 1, at + 1) if 0 <= beside < len(scores))
-
-
-def largest(rows: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> float:
-    """Return the largest difference between numbers."""
-    return max(abs(a - b) for row, other in zip(rows, others, strict=True) for a, b in zip(row, other, strict=True))
+    """Return the largest difference between the numbers of two answers."""
+    pairs = zip(answer["rows"], known["rows"], strict=True)
+    return max(abs(a - b) for row, other in pairs for a, b in zip(row, other, strict=True))
 
 
 class Load(NamedTuple):
@@ -224,9 +189,9 @@ async def at_rate(port: int, bodies: Sequence[str], rate: int, seconds: float) -
     return len(answers) / took, answers, await metric(port, "cpu_seconds_total") - cpu
 
 
-async def measure(port: int, num_nodes: int, count: int, of_links: bool) -> None:
+async def measure(port: int, num_nodes: int, count: int) -> None:
     """Print all figures."""
-    bodies = (link_requests if of_links else requests)(num_nodes, DIFFERENT)
+    bodies = requests(num_nodes, DIFFERENT)
     client, cpu = Client(port), await metric(port, "cpu_seconds_total")
     first = [1000 * (await client.ask(body)).seconds for body in bodies[:50]]
     cpu = await metric(port, "cpu_seconds_total") - cpu
@@ -234,7 +199,7 @@ async def measure(port: int, num_nodes: int, count: int, of_links: bool) -> None
     alone = f"first {first[0]:.1f} ms, median {statistics.median(first):.1f} ms, most {max(first):.1f} ms"
     print(f"one request, alone: {alone}, CPU {1000 * cpu / len(first):.2f} ms each")
     known, rates = await answers_to(port, bodies), list[float]()
-    for run in range(0 if of_links else RUNS):
+    for run in range(RUNS):
         rate, answers, cpu = await at_rate(port, bodies, RATE, SECONDS)
         rates.append(rate)
         millis = sorted(1000 * answer.seconds for answer in answers)
@@ -242,8 +207,7 @@ async def measure(port: int, num_nodes: int, count: int, of_links: bool) -> None
         statuses = dict(Counter(answer.status for answer in answers))
         of_each = f"{statuses}, CPU {1000 * cpu / len(answers):.2f} ms each, median {middle:.1f} ms, 99 % {late:.1f} ms"
         print(f"{RATE} requests a second, run {run + 1}: {rate:.0f} answers a second, {of_each}")
-    if rates:
-        print(f"median of {RUNS} runs: {statistics.median(rates):.0f} answers a second")
+    print(f"median of {RUNS} runs: {statistics.median(rates):.0f} answers a second")
     for part in range(2):
         cpu, begin, memory = await metric(port, "cpu_seconds_total"), time.perf_counter(), await _megabytes(port)
         found = await load(port, bodies, known, count)
@@ -261,30 +225,20 @@ async def _megabytes(port: int) -> float:
     return await metric(port, "resident_bytes") / 1e6
 
 
-def make(folder: Path, num_nodes: int, num_edges: int, of_links: bool) -> None:
+def make(folder: Path, num_nodes: int, num_edges: int) -> None:
     """Write the graph, the weights and the configuration."""
     import torch
 
-    from lightning_gnn_dist import Graph, LinkSplit
+    from lightning_gnn_dist import Graph
     from lightning_gnn_dist.cli.demo import SAGE
 
     torch.manual_seed(0)
-    graph, config = folder / ("links" if of_links else "graph"), OF_LINKS if of_links else CONFIG
-    (folder / "fit.yaml").write_text(config.format(f=FEATURES, c=CLASSES, h=HIDDEN, graph=graph))
-    if of_links:
-        sys.path.append(str(EXAMPLES))
-        from link_prediction import LinkPredictor
-
-        model: torch.nn.Module = LinkPredictor(FEATURES)
-    else:
-        model = SAGE(FEATURES, CLASSES, HIDDEN)
-    torch.save({"state_dict": model.state_dict()}, folder / "model.ckpt")
+    graph = folder / "graph"
+    (folder / "fit.yaml").write_text(CONFIG.format(f=FEATURES, c=CLASSES, h=HIDDEN, graph=graph))
+    torch.save({"state_dict": SAGE(FEATURES, CLASSES, HIDDEN).state_dict()}, folder / "model.ckpt")
     if graph.exists():
         return
     x, edges = torch.randn(num_nodes, FEATURES), torch.randint(0, num_nodes, (2, num_edges))
-    if of_links:
-        LinkSplit(Graph.from_edge_index(edges, num_nodes, {"x": x}), {}, undirected=False).save(graph)
-        return
     arrays = {"x": x, "train_mask": torch.ones(num_nodes, dtype=torch.bool), "y": torch.zeros(num_nodes).long()}
     Graph.from_edge_index(edges, num_nodes, arrays).save(graph)
 
@@ -295,16 +249,13 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=1_000_000)
     parser.add_argument("--edges", type=int, default=20_000_000)
     parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--links", action="store_true", help="ask for the best links")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    make(options.folder, options.nodes, options.edges, options.links)
+    make(options.folder, options.nodes, options.edges)
     cores = sorted(os.sched_getaffinity(0))
     command = ["taskset", "-c", str(cores[0]), sys.executable, "-m", "lightning_gnn_dist", "serve", "--port=0"]
     command += [f"--config={options.folder}/fit.yaml", f"--ckpt_path={options.folder}/model.ckpt"]
-    command += ["--score=dot"] if options.links else []
-    paths = f"{EXAMPLES}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     how: dict[str, Any] = {"env": environment, "stdout": subprocess.PIPE, "text": True}
     begin = time.perf_counter()
     with subprocess.Popen(command, **how) as server:
@@ -314,7 +265,7 @@ def main() -> None:
             print(f"{said}started in {time.perf_counter() - begin:.1f} s; load of the machine: {os.getloadavg()}")
             os.sched_setaffinity(0, {cores[-1]})
             port = int(re.findall(r"http://[\d.]+:(\d+)", said)[0])
-            asyncio.run(measure(port, options.nodes, options.requests, options.links))
+            asyncio.run(measure(port, options.nodes, options.requests))
         finally:
             server.terminate()
         print(f"the server ended with status {server.wait(60)}")

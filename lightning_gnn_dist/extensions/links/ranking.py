@@ -18,15 +18,11 @@ from lightning_gnn_dist.extensions.links.edges import LinkEnds
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.links.scoring import Ends, Scorer
 from lightning_gnn_dist.extensions.passes.row_table import Ids, RowTable
-from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import (
-    EDGES_PER_PIECE,
     Lookup,
     degrees_of,
-    edge_positions,
     row_pieces,
-    starts_of,
 )
 from lightning_gnn_dist.layers.choice import share_of
 from lightning_gnn_dist.layers.layer_pass import ids_of
@@ -127,18 +123,6 @@ class Known(NamedTuple):
         if self.held.shape[1]:
             self._leave_held_out(scores, senders, receivers)
 
-    def pieces(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the senders and receivers of links that are left out in all rows, some at a time."""
-        for start in range(0, self.held.shape[1], EDGES_PER_PIECE):
-            senders, receivers = self.held[:, start : start + EDGES_PER_PIECE]
-            yield senders, receivers
-        if not self.has_edges:
-            return
-        indptr = self.rows.indptr
-        for nodes, positions in row_pieces(indptr, torch.arange(self.rows.num_nodes)):
-            receivers, is_link = nodes.repeat_interleave(degrees_of(indptr, nodes)), self._are_links(positions)
-            yield self.rows.indices[positions].to(torch.int64)[is_link], receivers[is_link]
-
     def _are_links(self, positions: Tensor) -> Tensor | slice:
         """Return which of the edges at some positions are of the links' type."""
         return slice(None) if self.edge_type is None else self.rows.types.edge_type[positions] == self.edge_type
@@ -156,38 +140,6 @@ class Known(NamedTuple):
             first += len(nodes)
             sender, is_link = self.rows.indices[positions].to(torch.int64), self._are_links(positions)
             _leave_out(scores, senders, sender[is_link], column[is_link])
-
-
-class KnownBySender:
-    """The links that are left out by their senders: of few senders, not the rows of all receivers are read for them.
-
-    Args:
-        known: The links into all nodes.
-        graph: The graph, of which this keeps 4 bytes an edge and 8 a node.
-    """
-
-    def __init__(self, known: Known, graph: Graph) -> None:
-        counts = torch.zeros(graph.num_nodes, dtype=torch.int64)
-        for senders, _ in known.pieces():
-            counts.index_add_(0, senders, torch.ones_like(senders))
-        self._known, self._indptr = known, starts_of(counts)
-        self._receivers = torch.empty(int(self._indptr[-1]), dtype=index_dtype(graph.num_nodes))
-        free = self._indptr[:-1].clone()  # where the next receiver of each sender goes
-        for senders, receivers in known.pieces():
-            senders, order = senders.sort()
-            some, counts = senders.unique_consecutive(return_counts=True)
-            places = torch.arange(len(senders)) + (free[some] - starts_of(counts)[:-1]).repeat_interleave(counts)
-            self._receivers[places] = receivers[order].to(self._receivers.dtype)
-            free[some] += counts
-
-    def of(self, senders: Tensor, more: Tensor) -> Known:
-        """Return what is left out for some senders of the graph, and of more links, by ids in the graph."""
-        known, own = self._known, self._receivers[edge_positions(self._indptr, senders)].to(torch.int64)
-        pairs = [torch.stack([senders.repeat_interleave(degrees_of(self._indptr, senders)), own])]
-        pairs += [more] if known.has_edges else []
-        pairs += [senders.expand(2, -1)] if known.has_self else []
-        held = torch.cat(pairs, 1)
-        return known._replace(held=held[:, held[1].argsort()], has_edges=False, has_self=False)
 
 
 def _leave_out(scores: Tensor, senders: Lookup, sender: Tensor, column: Tensor) -> None:

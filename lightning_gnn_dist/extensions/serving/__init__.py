@@ -3,9 +3,9 @@
 command.py          what the command line gives, a ``Trainer`` with a method ``serve``, by the name "serve"
 app.py              the server: who waits, for how long, and what is refused; metrics.py counts
 question.py         what may be asked, and how much of it, ``Limits``
-answering.py        rows of the nodes that are asked for, by one call of the model; links.py the best links of nodes
+answering.py        rows of the nodes that are asked for, by one call of the model
 extended_graph.py   a graph with the new nodes and edges of requests, which nobody else sees
 
 It draws from rows that have owners as shards have, by time too, and so needs the folders ``shards``,
-``larger_than_memory`` and ``temporal``; links.py needs ``links``.
+``larger_than_memory`` and ``temporal``.
 """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,15 @@ from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSamp
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.homes.run import type_of_model, type_that_stays, widening
-from lightning_gnn_dist.homes.settings import Loading
 from lightning_gnn_dist.layers.layered_loader import for_layers
 from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
 from lightning_gnn_dist.layers.through_layers import has_layers, layers_in, needs_whole_graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+
+_WHOSE = "whose nodes are predicted (the best links of nodes are written by predict --best_links)"
+NODES_AT_ONCE = 64  # that are answered by one call of the model, so that a large request keeps others waiting less
+EDGES_AT_ONCE = 1 << 24  # that these may have at most, so that nodes with very many neighbours fit into memory
 
 
 class Answerer:
@@ -47,7 +49,6 @@ class Answerer:
 
     Attributes:
         form: Reads requests.
-        rows: Returns the rows that each request asks for.
         nodes_at_once: For how many nodes the model is called at once, at most.
     """
 
@@ -60,23 +61,33 @@ class Answerer:
         neighbors: int,
         ids_of: Path | None = None,
     ) -> None:
-        check_instance("data", data, PartitionedDataModule, "a PartitionedDataModule, whose nodes are predicted")
+        check_instance("data", data, PartitionedDataModule, f"a PartitionedDataModule, {_WHOSE}")
         assert isinstance(data, PartitionedDataModule)
-        check_norms(model)
-        self._model, self._data = model.eval(), data
-        layers = layers_in(model) if has_layers(model) else []
-        graph, sampler = what_is_predicted(data, model, int(needs_whole_graph(layers)))
-        self._sampler, seed_type = limited(sampler, neighbors), graph.types.seed_type()
-        of_graph = graph, seed_type, self._sampler, data.sampler.num_hops, data.loading, limits
-        self.rows = NodeRows(trainer, self._step, *of_graph)
-        self.nodes_at_once = self.rows.nodes_at_once
-        self.form = Form(graph, seed_type, limits, ids_of=ids_of)
-        self._num_nodes = len(graph.types.nodes_of(seed_type))
+        if (norm := norm_of_all_rows(model)) is not None:
+            raise ValueError(
+                f"{norm} normalises by all rows of a batch, so that an answer would depend on who asks beside: use a "
+                "norm of each row, such as torch.nn.LayerNorm."
+            )
+        self._trainer, self._model, self._data = trainer, model.eval(), data
+        graph = what_is_judged(data)
+        if isinstance(graph, Path):
+            raise shards_are_not_served(graph)
+        self._graph = graph
+        more_hops = int(needs_whole_graph(layers_in(model) if has_layers(model) else []))
+        self._sampler = limited(data._running.sampler_of_evaluation(more_hops, model), neighbors)
+        check_ids_of_new(self._graph, limits.new_nodes)
+        self._most_new, types = limits.new_nodes, self._graph.types
+        edges_of_node = int(self._sampler.of_types(types).astype(object).sum(1).prod())
+        self.nodes_at_once = max(1, min(NODES_AT_ONCE, EDGES_AT_ONCE // max(1, edges_of_node)))
+        self._widen = widening(data.loading, type_that_stays(trainer))
+        self.form = Form(self._graph, types.seed_type(), limits, ids_of)
 
     @property
     def about(self) -> dict[str, Any]:
         """What is answered: the model, the number of nodes, and how their neighbours are drawn."""
-        return {"model": type(self._model).__name__, "nodes": self._num_nodes, "sampler": str(self._sampler)}
+        types = self._graph.types
+        num_nodes = len(types.nodes_of(types.seed_type()))
+        return {"model": type(self._model).__name__, "nodes": num_nodes, "sampler": str(self._sampler)}
 
     def warm_up(self) -> None:
         """Answer for a node of the graph, so that what cannot be served is refused now, and all loops are compiled."""
@@ -85,6 +96,18 @@ class Answerer:
     def answers(self, asked: Sequence[Question]) -> list[dict[str, Any]]:
         """Return the answer to each request."""
         return [{"rows": rows.tolist()} for rows in self.rows(asked)]
+
+    def rows(self, asked: Sequence[Question]) -> list[NDArray[Any]]:
+        """Return the rows that each request asks for."""
+        with torch.inference_mode(), self._trainer.precision_plugin.forward_context():
+            found = np.concatenate([self._at_once(piece) for piece in pieces(asked, self.nodes_at_once)])
+        return np.split(found, np.cumsum([len(of.nodes) for of in asked])[:-1])
+
+    def _at_once(self, asked: Sequence[Question]) -> NDArray[Any]:
+        graph = ExtendedGraph(self._graph, self._graph.types.seed_type(), asked, self._most_new)
+        batch = for_layers(graph.batch(self._sampler, self._widen), self._data.sampler.num_hops)
+        batch = in_type(batch, type_of_model(self._trainer))
+        return rows_of(self._step(batch), sum(len(of.nodes) for of in asked))
 
     def _step(self, batch: Any) -> Any:
         step = self._model.predict_step
@@ -106,70 +129,6 @@ class Answerer:
 
 NODES_AT_ONCE = 64  # that are answered by one call of the model, so that a large request keeps others waiting less
 EDGES_AT_ONCE = 1 << 24  # that these may have at most, so that nodes with very many neighbours fit into memory
-
-
-class NodeRows:
-    """Computes the rows of nodes that requests ask for.
-
-    Args:
-        trainer: Says with which precision the model computes.
-        step: Makes the rows of the seeds of a batch, which is in RAM.
-        graph: The graph.
-        seed_type: The type of the nodes that are asked for.
-        sampler: Draws their neighbours.
-        num_layers: How many layers the model has, each of which reads a hop.
-        loading: How batches are made.
-        limits: What a request may ask for.
-
-    Attributes:
-        nodes_at_once: For how many nodes the model is called at once, at most.
-    """
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        step: Callable[[Any], Any],
-        graph: Graph,
-        seed_type: str,
-        sampler: ServedSampler,
-        num_layers: int,
-        loading: Loading,
-        limits: Limits,
-    ) -> None:
-        check_ids_of_new(graph, limits.new_nodes)
-        self._trainer, self._step, self._graph, self._seed_type = trainer, step, graph, seed_type
-        self._sampler, self._num_layers, self._most_new = sampler, num_layers, limits.new_nodes
-        edges_of_node = int(sampler.of_types(graph.types).astype(object).sum(1).prod())
-        self.nodes_at_once = max(1, min(NODES_AT_ONCE, EDGES_AT_ONCE // max(1, edges_of_node)))
-        self._widen = widening(loading, type_that_stays(trainer))
-
-    def __call__(self, asked: Sequence[Question]) -> list[NDArray[Any]]:
-        """Return the rows that each request asks for."""
-        with computing(self._trainer):
-            found = np.concatenate([self._at_once(piece) for piece in pieces(asked, self.nodes_at_once)])
-        return np.split(found, np.cumsum([len(of.nodes) for of in asked])[:-1])
-
-    def _at_once(self, asked: Sequence[Question]) -> NDArray[Any]:
-        graph = ExtendedGraph(self._graph, self._seed_type, asked, self._most_new)
-        batch = for_layers(graph.batch(self._sampler, self._widen), self._num_layers)
-        batch = in_type(batch, type_of_model(self._trainer))
-        return rows_of(self._step(batch), sum(len(of.nodes) for of in asked))
-
-
-@contextmanager
-def computing(trainer: Trainer) -> Iterator[None]:
-    """Compute as a trainer does that predicts."""
-    with torch.inference_mode(), trainer.precision_plugin.forward_context():
-        yield
-
-
-def check_norms(model: LightningModule) -> None:
-    """Refuse a model whose rows depend on those that are computed beside."""
-    if (norm := norm_of_all_rows(model)) is not None:
-        raise ValueError(
-            f"{norm} normalises by all rows of a batch, so that an answer would depend on who asks beside: use a "
-            "norm of each row, such as torch.nn.LayerNorm."
-        )
 
 
 def check_ids_of_new(graph: Graph, most_new: int) -> None:
@@ -211,19 +170,3 @@ def pieces(asked: Sequence[Question], most_nodes: int) -> Iterator[list[Question
                 piece, left = [], most_nodes
     if piece:
         yield piece
-
-
-def what_is_predicted(
-    data: PartitionedDataModule, module: LightningModule, more_hops: int = 0
-) -> tuple[Graph, Sampler]:
-    """Return the graph that is predicted, which this host must have, and the sampler of what a model reads of it.
-
-    Args:
-        data: The data module.
-        module: The model.
-        more_hops: How many hops more are drawn than the model has layers, where all neighbours are taken.
-    """
-    graph = what_is_judged(data)
-    if isinstance(graph, Path):
-        raise shards_are_not_served(graph, "graph")
-    return graph, data._running.sampler_of_evaluation(more_hops, module)

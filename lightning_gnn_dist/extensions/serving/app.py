@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,8 +29,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.extensions.serving.answering import Answerer
 from lightning_gnn_dist.extensions.serving.metrics import Metrics
-from lightning_gnn_dist.extensions.serving.question import Form, Limits, Question, RefusedError
+from lightning_gnn_dist.extensions.serving.question import Limits, Question, RefusedError
 
 log = logging.getLogger(__name__)
 TEXT = "text/plain; version=0.0.4"
@@ -39,27 +40,6 @@ MOST_CONNECTIONS = 1024
 _BACKLOG = 1024
 
 Answer = Callable[[Sequence[Question]], Sequence[bytes]]  # of each request, as it is sent
-
-
-class Answers(Protocol):
-    """Answers requests.
-
-    Attributes:
-        form: Reads them.
-        nodes_at_once: How many nodes are answered at once, at most.
-    """
-
-    form: Form
-    nodes_at_once: int
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """What is answered."""
-        ...
-
-    def answers(self, asked: Sequence[Question]) -> list[dict[str, Any]]:
-        """Return the answer to each request."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +132,7 @@ class Service:
         limits: What the server does at most.
     """
 
-    def __init__(self, answerer: Answers, limits: Limits) -> None:
+    def __init__(self, answerer: Answerer, limits: Limits) -> None:
         self._answerer, self._limits = answerer, limits
         self._metrics = Metrics()
         self._waiting = Waiting(self._answers, limits, answerer.nodes_at_once, self._metrics.together.add)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
@@ -11,12 +11,8 @@ from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
 from lightning_gnn_dist.batches.source import device_of
 from lightning_gnn_dist.checks import check_file, check_path
-from lightning_gnn_dist.extensions.links.link_datamodule import LinkDataModule
-from lightning_gnn_dist.extensions.links.ranking import LeftOut
 from lightning_gnn_dist.extensions.serving.answering import Answerer
-from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
 from lightning_gnn_dist.extensions.serving.question import Limits
-from lightning_gnn_dist.homes.run import BUDGET_BYTES
 
 _NEEDS = "starlette", "uvicorn"
 
@@ -41,24 +37,18 @@ class ServingTrainer(Trainer):
         host: str = "127.0.0.1",
         port: NonNegativeInt = 8000,
         neighbors: PositiveInt = 1000,
-        score: Literal["model", "dot"] = "model",
-        leave_out: list[LeftOut] = ["edges", "self"],  # noqa: B006  # nobody changes it
-        budget_megabytes: PositiveInt = BUDGET_BYTES >> 20,
         ids_of: str | None = None,
         limits: Limits = Limits(),  # noqa: B008  # frozen
     ) -> None:
-        """Answer requests by HTTP with the rows of a trained model, or with the best links where it learned links.
+        """Answer requests by HTTP with the rows of a trained model.
 
         Args:
             model: The model.
-            datamodule: Its nodes are predicted, or of a LinkDataModule its links.
+            datamodule: Its nodes are predicted.
             ckpt_path: The checkpoint with the weights.
             host: The address to listen on; others than this machine reach 0.0.0.0.
             port: The port; 0 takes one that is free.
             neighbors: Neighbours that are drawn of a node where the data module takes all; with fewer, rows are exact.
-            score: How pairs of a LinkDataModule are scored: by forward(), or by dot products of rows.
-            leave_out: Which of them are left out: edges, held ones (val, test), a node for itself (self).
-            budget_megabytes: What rows of all nodes, and scores of pairs, may take.
             ids_of: The prepared graph by whose tables' ids nodes are named. Default: they are named by numbers.
             limits: What the server does at most.
         """
@@ -66,12 +56,7 @@ class ServingTrainer(Trainer):
             raise ValueError("serve needs the weights of a trained model: name a checkpoint, --ckpt_path=model.ckpt.")
         load_weights(self, model, ckpt_path)
         folder = None if ids_of is None else check_path("ids_of", ids_of)
-        answerer: Answerer | LinkAnswerer
-        if isinstance(datamodule, LinkDataModule):
-            how = Ranked(score, leave_out, budget_megabytes << 20)
-            answerer = LinkAnswerer(self, model, datamodule, limits, neighbors, how, folder)
-        else:
-            answerer = Answerer(self, model, datamodule, limits, neighbors, folder)
+        answerer = Answerer(self, model, datamodule, limits, neighbors, folder)
         answerer.warm_up()
         from lightning_gnn_dist.extensions.serving.app import (
             Service,  # these need what check_extra asks for

@@ -60,14 +60,12 @@ class Question(NamedTuple):
         num_new: How many new nodes there are of each type. Their numbers are in the order of the types.
         new: What the new nodes of each type carry.
         edges: The edges of each type.
-        best_links: How many links of each node are asked for.
     """
 
     nodes: Tensor
     num_new: list[int]
     new: list[Arrays]
     edges: list[NewEdges]
-    best_links: int = 0
 
 
 def served(arrays: Arrays) -> dict[str, Tensor]:
@@ -82,16 +80,13 @@ class Form:
         graph: The graph.
         seed_type: The type of the nodes whose rows are asked for.
         limits: What a request may ask for.
-        best_links: How many links of each node are asked for where a request does not say; 0 where rows are.
         ids_of: The prepared graph by whose tables' ids requests name nodes. Default: they name them by numbers.
     """
 
-    def __init__(
-        self, graph: Graph, seed_type: str, limits: Limits, best_links: int = 0, ids_of: Path | None = None
-    ) -> None:
+    def __init__(self, graph: Graph, seed_type: str, limits: Limits, ids_of: Path | None = None) -> None:
         self._ids = {} if ids_of is None else {kind: known_ids(ids_of, kind) for kind in graph.types.node_types}
         self._places = {kind: IdIndex(ids) for kind, ids in self._ids.items()}
-        self._graph, self._seed_type, self._limits, self._best_links = graph, seed_type, limits, best_links
+        self._graph, self._seed_type, self._limits = graph, seed_type, limits
         self._types = types = graph.types
         self._named = have_names(types)
         self._nodes = [served(types.node_arrays[kind]) for kind in types.node_types]
@@ -99,10 +94,7 @@ class Form:
 
     def read(self, body: Any) -> Question:
         """Return what a request asks; a malformed one is refused."""
-        known = ["type", "nodes", "new", "edges", *(["best_links"] if self._best_links else [])]
-        if isinstance(body, dict) and "best_links" in body and not self._best_links:
-            raise RefusedError("best_links is for a model of links, and this server answers rows: leave it out.")
-        given = _mapping("The request", body, known)
+        given = _mapping("The request", body, ["type", "nodes", "new", "edges"])
         if "type" in given and not self._named:
             raise RefusedError(f"type is for a graph with types, and this one has none, {_got(given['type'])}.")
         if given.get("type", self._seed_type) != self._seed_type:
@@ -110,8 +102,7 @@ class Form:
         num_new, new = self._new_nodes(given.get("new", {}))
         edges = self._new_edges(given.get("edges", {} if self._named else []), num_new)
         self._check_rows([of_type.ends[1] for of_type in edges])
-        nodes = self._asked(given, num_new)
-        return Question(nodes, num_new, new, edges, self._number_of_links(given, len(nodes)))
+        return Question(self._asked(given, num_new), num_new, new, edges)
 
     def of_first(self) -> Question:
         """Return what asks for the first node."""
@@ -126,17 +117,6 @@ class Form:
             raise RefusedError('nodes must name a node at least, such as {"nodes": [0]}, got none.')
         known = self._known(number, num_new)
         return torch.tensor([known.id_of(end, "nodes") for end in ends])
-
-    def _number_of_links(self, given: Mapping[str, Any], num_nodes: int) -> int:
-        """How many links of each node are asked for."""
-        count = given.get("best_links", self._best_links)
-        if "best_links" in given and (type(count) is not int or count < 1):
-            raise RefusedError(f"best_links must be a count, 1 or more, {_got(count)}.")
-        if count * num_nodes > self._limits.links:
-            raise RefusedError(
-                f"best_links may be {self._limits.links} of all nodes, got {count} of {num_nodes}: ask several times."
-            )
-        return int(count)
 
     def _new_nodes(self, given: Any) -> tuple[list[int], list[Arrays]]:
         names = list(self._types.node_types)
@@ -305,7 +285,6 @@ class Limits:
         nodes: Nodes whose rows a request may ask for.
         new_nodes: New nodes that a request may bring.
         edges: Edges that it may bring, with those of the graph into the same nodes of the graph.
-        links: The best links that it may ask for, of all its nodes together.
         bytes: How large its body may be.
         seconds: How long it may take to come, and then to be answered.
         waiting: How many requests may wait.
@@ -314,7 +293,6 @@ class Limits:
     nodes: Count = 1000
     new_nodes: Count = 1000
     edges: Count = 100_000
-    links: Count = 10_000
     bytes: Count = 1 << 20
     seconds: Positive = 5.0
     waiting: Count = 256
@@ -323,10 +301,10 @@ class Limits:
         check_fields(self)
 
 
-def shards_are_not_served(shards: Path | None, argument: str) -> ValueError:
+def shards_are_not_served(shards: Path) -> ValueError:
     """Return the refusal of shards by a server, which reads rows of all nodes on its host."""
     return ValueError(
         f"A server reads the whole graph, and {shards} holds shards: name what they were divided from, "
-        f"--data.{argument}=my_{argument}, of which it maps the files; or write all rows once with predict --output, "
+        "--data.graph=my_graph, of which it maps the files; or write all rows once with predict --output, "
         "which takes shards."
     )

@@ -29,7 +29,7 @@ from lightning_gnn_dist.extensions.links.recommending import (
     Said,
     average_precision,
 )
-from lightning_gnn_dist.extensions.serving.links import LinkAnswerer, Ranked
+from lightning_gnn_dist.extensions.serving.answering import Answerer
 from lightning_gnn_dist.extensions.serving.question import Limits
 from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from tests.ranks import run_ranks
@@ -305,5 +305,5 @@ def test_what_does_not_go_together_is_refused(shop: Path) -> None:
     trainer = pl.Trainer(accelerator="cpu", devices=1, limit_predict_batches=1, **QUIET)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="limit_predict_batches would leave out receivers"):
         trainer.predict(Recommends(str(path)), data)
-    with pytest.raises(ValueError, match=r"task 'buys' recommends at the time of each question: write its answers by"):
-        LinkAnswerer(trainer, Recommends(str(path)), data, Limits(), 10, Ranked("dot", ["edges"], 1 << 24))
+    with pytest.raises(TypeError, match=r"whose nodes are predicted \(the best links of nodes are written by predict"):
+        Answerer(trainer, Recommends(str(path)), data, Limits(), 10)

@@ -61,7 +61,7 @@ MALFORMED = [
     ({"node": [1]}, "The request may have ['type', 'nodes', 'new', 'edges'], got 'node'."),
     (
         {"nodes": [3], "best_links": 9},
-        "best_links is for a model of links, and this server answers rows: leave it out.",
+        "The request may have ['type', 'nodes', 'new', 'edges'], got 'best_links'.",
     ),
     ({"type": "paper"}, "type is for a graph with types, and this one has none, got 'paper'."),
     ({}, 'nodes must name a node at least, such as {"nodes": [0]}, got none.'),

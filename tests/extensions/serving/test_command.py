@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
@@ -23,10 +22,8 @@ from lightning_gnn_dist import (
     Partition,
     PartitionedDataModule,
     TemporalSampler,
-    best_links,
     communities,
     save_shards,
-    split_edges,
 )
 from lightning_gnn_dist.cli.demo import SAGE
 from lightning_gnn_dist.cli.main import main
@@ -45,7 +42,6 @@ from tests.extensions.serving.models import (
     plain_graph,
     typed_data,
 )
-from tests.extensions.serving.served import Client
 from tests.pages import ROOT
 
 CONFIG = """\
@@ -77,30 +73,6 @@ def running(*arguments: str) -> Iterator[int]:
         finally:
             server.terminate()
         assert server.wait(60) == 0
-
-
-LINKS = """\
-model: {{class_path: link_prediction.LinkPredictor, init_args: {{num_features: 64}}}}
-data: {{class_path: lightning_gnn_dist.LinkDataModule, init_args: {{split: {path}/split}}}}
-trainer: {{accelerator: cpu, devices: 1, logger: false}}
-"""
-
-
-@pytest.mark.slow
-def test_links_of_a_trained_model_are_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    import link_prediction  # type: ignore[import-not-found]
-
-    (split := split_edges(communities(300), negatives=5)).save(tmp_path / "split")
-    (tmp_path / "links.yaml").write_text(LINKS.format(path=tmp_path))
-    module = link_prediction.LinkPredictor(64)
-    torch.save({"state_dict": module.state_dict()}, tmp_path / "model.ckpt")
-    with running(f"--config={tmp_path}/links.yaml", f"--ckpt_path={tmp_path}/model.ckpt", "--score=dot") as port:
-        status, answer = Client(port).post({"nodes": [3, 7], "best_links": 4})
-    trainer = pl.Trainer(accelerator="cpu", devices=1, logger=False)
-    links = best_links(trainer, module, split, senders=[3, 7], k=4, score="dot")
-    assert links is not None
-    assert (status, answer["receivers"]) == (200, links.receivers.tolist())
 
 
 @pytest.fixture
