@@ -26,7 +26,6 @@ from lightning_gnn_dist.extensions.passes.row_table import (
     fetch_rows,
     ids_by_type,
 )
-from lightning_gnn_dist.extensions.shards.owner import Route
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
@@ -88,6 +87,8 @@ class ShardNodes:
         self.types = shard.bounds.types
         self.offsets = self.types.offsets
         self._seed_type = self.types.node_types[0] if seed_type is None else seed_type
+        starts = self.types.nodes[:, :-1] + torch.tensor(self.offsets[:-1])[:, None]
+        self._starts = torch.cat([starts.view(-1), torch.tensor(self.offsets[-1:])])
         self._budget_bytes, self._folder = budget_bytes, folder
         more = whole_graph_arrays(layers, shard.rows, shard.first_node)
         self._own = list(with_arrays(shard.rows, more).types.node_arrays.values())
@@ -102,7 +103,9 @@ class ShardNodes:
         return pieces[0] if len(pieces) == 1 else torch.cat(list(map(ids_of, pieces)))
 
     def by_owner(self, nodes: Tensor) -> list[Tensor]:
-        return Route(self.types.owners(nodes)[0], self._channel.size).pieces(nodes)
+        pieces = nodes.split(torch.searchsorted(nodes, self._starts).diff().tolist())  # of a type, shard after shard
+        of_ranks = [pieces[rank :: self._channel.size] for rank in range(self._channel.size)]
+        return [some[0] if len(some) == 1 else torch.cat(some) for some in of_ranks]
 
     def senders(self, nodes: Ids) -> Tensor:
         indptr, indices = self._shard.rows.indptr, self._shard.rows.indices
