@@ -14,7 +14,6 @@ from typing import cast
 
 import numpy as np
 import torch
-import torch.distributed as dist
 
 from lightning_gnn_dist.checks import aligned, in_bytes
 from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
@@ -94,7 +93,7 @@ def _shard(options: argparse.Namespace) -> Portion | None:
 
 def _is_of_torchrun() -> bool:
     """Whether torchrun has started this process as one of several."""
-    return dist.is_torchelastic_launched() and os.environ["WORLD_SIZE"] != "1"
+    return "TORCHELASTIC_RUN_ID" in os.environ and os.environ["WORLD_SIZE"] != "1"
 
 
 def _estimate(preparation: Preparation) -> None:
