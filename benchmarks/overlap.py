@@ -10,14 +10,35 @@ steps that follow each other, of the ratio of the two.
 from __future__ import annotations
 
 import argparse
+import copy
 import statistics
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gnn_dist.extensions.rounded.gradients import RoundedGradients
+
+
+class SentAfter(RoundedGradients):
+    """Sends nothing before the last bucket has its gradients."""
+
+    held: list[Any]
+
+    def _begun(self, bucket: Any) -> Any:
+        submit, self.held = self._thread.submit, [] if bucket.index() == 0 else self.held
+        self._thread.submit = self.held.append  # type: ignore[method-assign,assignment]
+        future = super()._begun(bucket)
+        self._thread.submit = submit  # type: ignore[method-assign]
+        for work in self.held if bucket.is_last() else ():
+            submit(work)
+        return future
+
+
+WAYS = {"after": SentAfter, "during": RoundedGradients}
 
 
 def seconds_of(model: nn.Module, rows: Tensor, gradients: RoundedGradients | None, step: int) -> float:
@@ -27,8 +48,6 @@ def seconds_of(model: nn.Module, rows: Tensor, gradients: RoundedGradients | Non
     if gradients is not None:
         gradients.begin(step)
     model(rows).square().mean().backward()
-    if gradients is not None:
-        gradients.finish()
     return time.perf_counter() - start
 
 
@@ -46,12 +65,12 @@ def main() -> None:
     layers = [(nn.Linear(options.width, options.width), nn.ReLU()) for _ in range(options.layers)]
     model = nn.Sequential(*(each for pair in layers for each in pair))
     rows = torch.randn(options.rows, options.width, generator=torch.Generator().manual_seed(dist.get_rank()))
-    parameters = list(model.parameters())
-    ways = {name: RoundedGradients(parameters, options.bits, overlaps=name == "during") for name in ("after", "during")}
+    models = {"alone": model} | {name: DistributedDataParallel(copy.deepcopy(model), bucket_cap_mb=4) for name in WAYS}
+    ways = {name: make(models[name], [*models[name].parameters()], options.bits) for name, make in WAYS.items()}
     found: dict[str, list[float]] = {"alone": [], "after": [], "during": []}
     for step in range(options.steps + 2):
         for name, seconds in found.items():
-            seconds.append(seconds_of(model, rows, ways.get(name), step))
+            seconds.append(seconds_of(models[name], rows, ways.get(name), step))
     if dist.get_rank() == 0:
         ratios = [during / after for during, after in zip(found["during"][2:], found["after"][2:], strict=True)]
         print(f"{sum(each.numel() for each in model.parameters()) / 1e6:.1f} M weights, {options.bits} bits")

@@ -50,6 +50,8 @@ Weights = Literal["coverage", "nodes", "uniform"]
 _IS_RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
 # The weight of a seed without coverage: negligible beside others, and equal where all seeds are without.
 _UNCOVERED = 1e-20
+# Of a bucket where a reducer sends gradients: a million numbers, so that some travel while others are computed.
+_BUCKET_MEGABYTES = 4
 _LEAVE_BUFFERS: dict[str, Any] = {"forward_sync_buffers" if _IS_RENAMED else "broadcast_buffers": False}
 
 
@@ -149,6 +151,8 @@ class GrappaStrategy(PartitionedStrategy):
             for state in self.states:
                 state.begin_exchange(type(self).__name__, has_others=bool(others))
             hide_from_ddp(module, left)
+            if self.reducer is not None:
+                self._ddp_kwargs.setdefault("bucket_cap_mb", _BUCKET_MEGABYTES)
             super().configure_ddp()
             ddp: Any = self.model
             if self.reducer is not None:
@@ -157,8 +161,8 @@ class GrappaStrategy(PartitionedStrategy):
                 self._sums = HostGradients(ddp, collectives.hosts)
             ignored = set(map(id, trained.values())).difference(map(id, others))
             self._parameters = UsedParameters(module, hands_in_zeros=not looks_itself, ignored=ignored)
-            if not looks_itself and self._sums.is_of_ddp:
-                self._parameters.settle_buckets(ddp.reducer.prepare_for_backward)
+            if not looks_itself:
+                self._parameters.settle_buckets(ddp.reducer.prepare_for_backward, counts=self._sums.is_of_ddp)
 
     def on_train_start(self) -> None:
         super().on_train_start()

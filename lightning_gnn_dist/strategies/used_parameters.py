@@ -55,7 +55,7 @@ class UsedParameters:
         hooked = self._names if hands_in_zeros else {}
         self._handles = [each.register_post_accumulate_grad_hook(self._used.add) for each in hooked]
 
-    def settle_buckets(self, prepare: Callable[[list[Tensor]], None]) -> None:
+    def settle_buckets(self, prepare: Callable[[list[Tensor]], None], *, counts: bool) -> None:
         """Let DDP choose its lasting buckets before the first step, by a pass of zeros from the last parameter on.
 
         Left alone, DDP deals gradients out anew after the first step, in the order in which they came. Their places
@@ -64,11 +64,12 @@ class UsedParameters:
 
         Args:
             prepare: DDP's preparation of a backward pass, ``prepare_for_backward`` of its reducer.
+            counts: Whether DDP itself sends the zeros, whose bytes are counted.
         """
         prepare([])
         for parameter in reversed([*self._names]):
             torch.autograd.backward(parameter, torch.zeros_like(parameter))
-        collectives.count_all_reduce(parameter.grad for parameter in self._names)
+        collectives.count_all_reduce(parameter.grad for parameter in self._names if counts)
         for parameter in self._names:
             parameter.grad = None
 

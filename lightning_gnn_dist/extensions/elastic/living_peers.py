@@ -42,20 +42,11 @@ class Row(NamedTuple):
     global_step: int
     waits: int
     dealt_among: int
-    premises: Premises
-
-
-_NUM_NUMBERS = len(Row._fields) - 1 + len(Premises._fields)
-
-
-def _numbers(row: Row) -> list[int]:
-    return [*row[:-1], *row.premises]
-
-
-def _read(numbers: list[int]) -> Row:
-    """Return the row that :func:`_numbers` was given; further numbers are ignored."""
-    batches, stop, global_step, waits, dealt_among, *premises = numbers[:_NUM_NUMBERS]
-    return Row(batches, stop, global_step, waits, dealt_among, Premises(*premises))
+    graph: int  # from here on as in Premises
+    arrays: int
+    parts: int
+    value: int
+    other_value: int
 
 
 class SoloEnvironment(LightningEnvironment):
@@ -194,15 +185,15 @@ class LivingPeers(Peers):
             trainer.global_step,
             int(waits),
             self._dealt_among,
-            self._premises or premises_of(trainer),
+            *(self._premises or premises_of(trainer)),
         )
         said = self._member.meet(
             self._tensors_to_average,
             self._weight(batches),
-            lambda: [*_numbers(own), *strategy.meeting.parameters.checksums()],
+            lambda: [*own, *strategy.meeting.parameters.checksums()],
             self._average_rest,
         )
-        rows = [_read(row) for row in said]
+        rows = [Row(*numbers[: len(own)]) for numbers in said]
         _check_premises(rows)
         if any(row.batches for row in rows):
             self._take_means()
@@ -223,7 +214,7 @@ class LivingPeers(Peers):
 
     def _tensors_to_average(self, rows: list[list[int]]) -> list[Tensor]:
         """Return what goes as it is, of a share that is new at each attempt: the rank may have been behind."""
-        self._rounds.meeting.parameters.compare([row[_NUM_NUMBERS:] for row in rows])
+        self._rounds.meeting.parameters.compare([row[len(Row._fields) :] for row in rows])
         groups = contributed(self._rounds.meeting.hooks)
         self._rest, self._means = self._rounds.reducer.rest(groups), {}
         rest = {id(each) for group in self._rest.values() for each in group}
@@ -302,13 +293,9 @@ class LivingPeers(Peers):
 
 def _check_premises(rows: list[Row]) -> None:
     """Refuse ranks with other data. Parts of another deal are not compared: their rank is about to get new ones."""
-    first = rows[0]
-    check_same_premises(
-        [
-            row.premises._replace(parts=first.premises.parts) if row.dealt_among != first.dealt_among else row.premises
-            for row in rows
-        ]
-    )
+    first, found = rows[0], [Premises(*row[-len(Premises._fields) :]) for row in rows]
+    of_one_deal = [row.parts if row.dealt_among == first.dealt_among else first.parts for row in rows]
+    check_same_premises([each._replace(parts=parts) for each, parts in zip(found, of_one_deal, strict=True)])
 
 
 @dataclass(frozen=True)

@@ -74,8 +74,8 @@ class FunctionLauncher(Elsewhere):
             raise work.explained(untold) from untold
         finally:
             self._ranks = None
-        results = [ranks.outcomes[rank].result for rank in sorted(ranks.outcomes)]
-        kept = results[0].kept if results and results[0] is not None else None
+        results = [ranks.outcomes[rank].result or (None, None) for rank in sorted(ranks.outcomes)]
+        kept = results[0][1] if results else None
         if kept is not None:
             kept.give_to(trainer, work.shared())
         left = any(outcome.how == "left" for outcome in ranks.outcomes.values())
@@ -83,7 +83,7 @@ class FunctionLauncher(Elsewhere):
         if failure is not None or left:
             self._aside, trainer.callbacks = (trainer, trainer.callbacks), []  # theirs have heard of it: in the ranks
             raise failure or SIGTERMException
-        return _joined(results, trainer.state.fn)
+        return _joined([returned for returned, _ in results], trainer.state.fn)
 
     def kill(self, signum: int) -> None:
         if self._ranks is not None:
@@ -126,14 +126,12 @@ class FunctionLauncher(Elsewhere):
             yield
 
 
-def _joined(results: list[RankResult], fn: TrainerFn) -> Any:
+def _joined(returned: list[Any], fn: TrainerFn) -> Any:
     """Return what all ranks have predicted, as one process would, or what rank 0 says of its work."""
-    first = results[0]
-    if fn != TrainerFn.PREDICTING or first.returned is None:
-        return first.returned
-    if first.num_loaders == 1:
-        return [*chain.from_iterable(result.returned for result in results)]
-    return [[*chain.from_iterable(parts)] for parts in zip(*(result.returned for result in results), strict=True)]
+    if fn != TrainerFn.PREDICTING or returned[0] is None:
+        return returned[0]
+    of_loaders = [[*chain.from_iterable(parts)] for parts in zip(*returned, strict=True)]
+    return of_loaders if len(of_loaders) > 1 else of_loaders[0]
 
 
 def _left_behind(trainer: Any, kept: Kept | None) -> str:
@@ -223,12 +221,13 @@ class RankWork:
             self.failure = error, time.monotonic()
             raise
 
-    def result(self, how: How) -> RankResult:
-        kept = None
+    def result(self, how: How) -> tuple[Any, Kept | None]:
+        """Return what Lightning's function returned, predictions by loader, and, of local rank 0, what changed."""
+        kept, returned = None, move_data_to_device(self.returned, "cpu")
         if os.environ["LOCAL_RANK"] == "0":
             kept = Kept.of(self.trainer, self.shared(), self.at_start, self.keeper.weights)
-        num_loaders = len(self.trainer.predict_loop.max_batches)
-        return RankResult(move_data_to_device(self.returned, "cpu"), num_loaders, kept)
+        is_of_one = self.trainer.state.fn == TrainerFn.PREDICTING and len(self.trainer.predict_loop.max_batches) == 1
+        return [returned] if is_of_one and returned is not None else returned, kept
 
     def on_interrupt(self) -> None:
         self.keeper.is_interrupted = True
@@ -249,15 +248,6 @@ class RankWork:
             "all that these refer to by value. Make files, locks, connections and the like in setup(), which each rank "
             "calls."
         )
-
-
-@dataclass
-class RankResult:
-    """What a rank gives back: what Lightning's function returned, and, local rank 0, what the trainer here takes."""
-
-    returned: Any
-    num_loaders: int
-    kept: Kept | None
 
 
 def _show_one_bar(trainer: Trainer) -> None:

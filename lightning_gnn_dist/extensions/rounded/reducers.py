@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_gnn_dist.extensions.rounded.codec import Bits
-from lightning_gnn_dist.extensions.rounded.gradients import RoundedGradients, leave_gradients
+from lightning_gnn_dist.extensions.rounded.gradients import RoundedGradients
 from lightning_gnn_dist.extensions.rounded.means import Means
 from lightning_gnn_dist.rounds.reducer import Reducer
 from lightning_gnn_dist.rules import check_fields
@@ -40,8 +40,7 @@ class Rounded:
 
     def of_steps(self, ddp: Any, parameters: Sequence[Tensor], *, overlaps: bool) -> GradientSums:
         """Return what takes the means of gradients at every step, in the place of ``ddp``. Collective."""
-        leave_gradients(ddp)
-        return RoundedGradients(parameters, self.bits, overlaps=overlaps)
+        return RoundedGradients(ddp, parameters, self.bits)
 
 
 @dataclass(frozen=True)

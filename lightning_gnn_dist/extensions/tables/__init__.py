@@ -9,7 +9,7 @@ owned_embedding.py  the table that no rank holds whole; row_owners.py has what i
 exchange.py         rows that ranks have touched, on their way to all or to their owners: sums and means
 gradients.py        means of gradients, at every step and in corrections, and how they are clipped
 learned_rows.py     the means of rows in rounds, a ``MeetingHook`` of meetings
-replica_rows.py     rows with owners, as a replica trains copies of them in a round; growing_rows.py keeps them
+replica_rows.py     rows with owners, as a replica trains copies of them in a round
 lazy_adam.py        Adam that moves the rows of the gradient alone
 
 It comes in as a ``ReplicaState`` by the name "sparse rows", and needs no other extension.

@@ -22,7 +22,7 @@ from lightning_gnn_dist import (
     TMAStrategy,
 )
 from lightning_gnn_dist.extensions.rounded import means
-from lightning_gnn_dist.extensions.rounded.overlap import Overlap
+from lightning_gnn_dist.extensions.rounded.means import Overlap
 from lightning_gnn_dist.rounds.reducer import Groups
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.every_strategy import PATIENCE

@@ -14,10 +14,10 @@ from torch import Tensor, nn
 
 from lightning_gnn_dist import EverySteps, LazyAdam, LocalSGDStrategy, Outer, TMAStrategy
 from lightning_gnn_dist.extensions.elastic.living_peers import refuse_states
-from lightning_gnn_dist.extensions.tables import growing_rows
+from lightning_gnn_dist.extensions.tables import replica_rows
 from lightning_gnn_dist.extensions.tables.exchange import Touches
-from lightning_gnn_dist.extensions.tables.growing_rows import GrowingRows
 from lightning_gnn_dist.extensions.tables.learned_rows import LearnedRows
+from lightning_gnn_dist.extensions.tables.replica_rows import GrowingRows
 from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.rounds.own_states import states_of
 from lightning_gnn_dist.wire import collectives
@@ -442,9 +442,9 @@ def test_the_host_waits_for_the_number_of_ids_and_for_counts() -> None:
 # Rows that become more and more, against a dictionary.
 
 
-@pytest.mark.parametrize("least_bytes", [0, growing_rows._LEAST_BYTES])
+@pytest.mark.parametrize("least_bytes", [0, replica_rows._LEAST_BYTES])
 def test_rows_are_those_of_a_dictionary(least_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growing_rows, "_LEAST_BYTES", least_bytes)
+    monkeypatch.setattr(replica_rows, "_LEAST_BYTES", least_bytes)
     rows, known, counts = GrowingRows(), {}, dict[int, int]()
     rows.declare("row", torch.zeros(1, 2))
     rows.declare("count", torch.full((1,), 5))
