@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import aligned, shown, without_way_out
+from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json, write_whole
 from lightning_gnn_dist.graph.storage.saved import open_graph
@@ -189,7 +190,6 @@ class LinkBounds:
         edge_type: Of a graph with types, the one that is predicted.
         reverse: The edge type that holds the same links turned round, if there is one.
         labels: The name of the edge array that is predicted, if edges have labels.
-        hide: Whether edges that a batch asks for carry no messages in it.
         held: For ``"val"``, ``"test"`` or both, how many held edges the shards before each one have, and at the end
             all, int64.
         time: The name of the array of their times, if they are split by it.
@@ -200,7 +200,6 @@ class LinkBounds:
     edge_type: EdgeType | None
     reverse: EdgeType | None
     labels: str | None
-    hide: bool
     held: Mapping[str, Tensor]
     time: str | None = None
     until: int | None = None
@@ -218,19 +217,20 @@ class LinkBounds:
         named = [None if links[name] is None else tuple(links[name]) for name in ("edge_type", "reverse")]
         if named[0] not in known or named[1] not in {*known, None}:
             raise ValueError(f"{file} is damaged (links: the graph has no edges of type {shown(named)}). {_WAY_OUT}")
+        if not links["hide"]:
+            raise ValueError(f"{file} tells of shown edges. {way_out('split_edges.hide')} Split the graph again.")
         held = {name: torch.tensor(starts) for name, starts in links["held"].items()}
         if not held.keys() <= _PURPOSE.keys() or not all(_are_starts(starts, num_shards) for starts in held.values()):
             raise ValueError(f"{file} is damaged (links: it must say how many held edges shards have). {_WAY_OUT}")
-        of_all = links["labels"], links["hide"], held, links["time"], links["until"]
+        of_all = links["labels"], held, links["time"], links["until"]
         return cls(links["undirected"], named[0], named[1], *of_all)
 
     @property
     def about(self) -> dict[str, Any]:
         """What the index of shards says."""
-        names = "undirected", "edge_type", "reverse", "labels", "hide", "time", "until"
-        return {name: getattr(self, name) for name in names} | {
-            "held": {name: starts.tolist() for name, starts in self.held.items()}
-        }
+        names = "undirected", "edge_type", "reverse", "labels", "time", "until"
+        held = {name: starts.tolist() for name, starts in self.held.items()}
+        return {name: getattr(self, name) for name in names} | {"hide": True, "held": held}
 
     def __str__(self) -> str:
         counts = " and ".join(f"{int(starts[-1]):,} to {_PURPOSE[name]}" for name, starts in self.held.items())

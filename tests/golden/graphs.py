@@ -157,7 +157,6 @@ SPLITS: dict[str, Make] = {
     "undirected": lambda: split_edges(symmetric(), **RIVALS),
     "directed": lambda: split_edges(directed(), undirected=False, **RIVALS),
     "labelled": lambda: split_edges(priced(), labels="edge_price", **LABELS),
-    "labels_shown": lambda: split_edges(priced(), labels="edge_price", hide=False, **LABELS),
     "events": lambda: split_edges(timed(), time="edge_time", **RIVALS),
     "labelled_events": lambda: split_edges(
         timed(edge_price=price(1500)), time="edge_time", labels="edge_price", **LABELS
@@ -166,9 +165,6 @@ SPLITS: dict[str, Make] = {
     "typed_one_type": lambda: split_edges(typed_for_links(), edge_type=CITES, **RIVALS),
     "typed_mutual": lambda: split_edges(typed_for_links(mutual=True), edge_type=PEERS, **RIVALS),
     "typed_labelled": lambda: split_edges(typed_for_links(priced=True), edge_type=WRITES, labels="price", **LABELS),
-    "typed_labels_shown": lambda: split_edges(
-        typed_for_links(priced=True), edge_type=WRITES, labels="price", hide=False, **LABELS
-    ),
     "typed_events": lambda: split_edges(typed_for_links(), edge_type=WRITES, time="time", **RIVALS),
 }
 SPLITS = {name: cache(partial(make)) for name, make in SPLITS.items()}

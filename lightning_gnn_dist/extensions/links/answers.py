@@ -105,7 +105,7 @@ class Answers:
         """What is learned of edges: those of questions that are asked before all that judge."""
         later = self.times[self.masks["val"] | self.masks["test"]]
         until = int(later.min()) if later.numel() else None
-        return LinkBounds(False, self.task.answers, None, None, True, {}, ANSWERED, until)
+        return LinkBounds(False, self.task.answers, None, None, {}, ANSWERED, until)
 
     @property
     def fingerprint(self) -> str:

@@ -399,15 +399,3 @@ def check_no_negatives(*, given: bool) -> None:
 def targets_carry(name: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """What batches say of the edges that they ask for, by the name there: their label, and what else they carry."""
     return {LABEL if array == name else name_of_targets(array): rows for array, rows in arrays.items()}
-
-
-def no_label(labels: Tensor) -> float:
-    """The value that stands for no label."""
-    if labels.is_floating_point():
-        return float("nan")
-    if not labels.dtype.is_signed:  # bool as well
-        raise ValueError(
-            f"labels are {labels.dtype}, where no number stands for an edge without a label, as hide=False needs: "
-            "store them as int64, or leave hide out."
-        )
-    return -1

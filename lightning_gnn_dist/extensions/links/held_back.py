@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.rng import Purpose, draw_bits, key, permutation
-from lightning_gnn_dist.extensions.links.edges import Edges, check_classes, no_label, numbers_of, without_edges
+from lightning_gnn_dist.extensions.links.edges import Edges, check_classes, numbers_of, without_edges
 from lightning_gnn_dist.extensions.links.leaks import both_ways, by_time, check_same_times, settled
 from lightning_gnn_dist.extensions.links.negatives import Candidates, Moments, draw_receivers
 from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
@@ -133,7 +133,7 @@ class EdgesToSplit:
     time: str | None
     undirected: bool | None
 
-    def held_back(self, shares: Mapping[str, float | Tensor], seed: int, negatives: int, *, hide: bool) -> HeldBack:
+    def held_back(self, shares: Mapping[str, float | Tensor], seed: int, negatives: int) -> HeldBack:
         """Hold shares of the edges back, or those that are marked: at random, or the last ones.
 
         At random, both directions of a pair of nodes, and with labels all edges between them, are held together, and
@@ -148,7 +148,7 @@ class EdgesToSplit:
         pairs = Pairs.of(links, self.all.graph.num_nodes, undirected or self.labels is not None)
         is_asked = can_be_held & pairs.one_direction(links, seed) if undirected else can_be_held
         if self.time is None:
-            graph, rows, ids = self._at_random(shares, pairs, can_be_held, is_asked, seed, hide=hide)
+            graph, rows, ids = self._at_random(shares, pairs, can_be_held, is_asked, seed)
         else:
             graph = without_edges(self.all.graph)
             rows = by_time(as_integers(arrays[self.time]), is_asked, {name: float(of) for name, of in shares.items()})
@@ -176,12 +176,10 @@ class EdgesToSplit:
         can_be_held: Tensor,
         is_asked: Tensor,
         seed: int,
-        *,
-        hide: bool,
     ) -> tuple[Graph, dict[str, Tensor], dict[str, Tensor]]:
         """Choose pairs of nodes: with labels all edges between them that are asked for, otherwise one of each.
 
-        Return the graph without them, or without their labels, for each name their places among the edges of their
+        Return the graph without them, for each name their places among the edges of their
         type, and a number for each, by which false receivers are drawn.
         """
         choice = pairs.of_edge[can_be_held].unique()
@@ -194,7 +192,7 @@ class EdgesToSplit:
             of_name[which] = True
             is_held |= of_name
             rows[name] = first[which] if self.labels is None else asked[of_name[pairs.of_edge[asked]]]
-        graph = (self._left if hide else self._unlabelled)(pairs, is_held)
+        graph = self._left(pairs, is_held)
         if self.all.reverse is not None and self.labels is not None:
             graph = Edges(graph, self.all.reverse).without_array(self.labels)
         return graph, rows, {name: torch.searchsorted(choice, which) for name, which in held.items()}
@@ -207,15 +205,6 @@ class EdgesToSplit:
             numbers = numbers_of(back.links.flip(0), self.all.graph.num_nodes, undirected=pairs.undirected)
             kept[back.at] = ~torch.isin(numbers, pairs.numbers[is_held])
         return without_edges(self.all.graph, kept)
-
-    def _unlabelled(self, pairs: Pairs, is_held: Tensor) -> Graph:
-        """The whole graph, in which held edges have no label."""
-        assert self.labels is not None
-        whole = Edges(without_edges(self.all.graph), self.all.kind)
-        labels = whole.arrays[self.labels]
-        mask = is_held[pairs.of_edge].view(-1, *[1] * (labels.dim() - 1))
-        others = {name: rows for name, rows in whole.arrays.items() if name != self.labels}
-        return whole.with_arrays(others | {self.labels: labels.masked_fill(mask, no_label(labels))})
 
     def _false_ends(self, edges: Tensor, ids: Tensor, times: Tensor | None, count: int, seed: int) -> Tensor:
         """False receivers for each edge, by their ids in their type."""

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_arrays, check_word, shown
-from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.extensions.links.edges import Edges, check_labels, numbers_of
 from lightning_gnn_dist.extensions.links.negatives import has_edges
 from lightning_gnn_dist.extensions.temporal.time_split import is_labelled, parted_by_time
 from lightning_gnn_dist.extensions.temporal.times import check_times
+from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.graph.convert import EDGE_IDS
-from lightning_gnn_dist.graph.rows import degrees_of, edge_positions
 
 
 def numbered_rows(array: Tensor) -> Tensor:
@@ -64,54 +63,6 @@ def check_other_types(edges: Edges, name: str) -> None:
                 + (f"if they are the same links turned round, say reverse={other.kind}; otherwise " if turned else "")
                 + "give that array another name, or leave it out."
             )
-
-
-def check_no_copies(edges: Edges, name: str) -> None:
-    """Refuse other arrays that hold the labels, where the edges that are asked for carry messages.
-
-    Rows without a label may differ: held edges have none in the graph, and a copy may tell theirs.
-    """
-    labels = edges.arrays[name]
-    known = is_labelled(labels).nonzero().view(-1)
-    if not known.numel():
-        return
-    ours = labels[known].reshape(len(known), -1)
-    copies = [
-        array
-        for array, rows in edges.arrays.items()
-        if array != name and _is_as_wide(rows, labels) and _same(rows[known].reshape(ours.shape), ours)
-    ]
-    if (back := edges.back) is not None:
-        copies += [f"{array} of {back.kind}" for array in _copies_in(back, name, edges.links[:, known], ours)]
-    if copies:
-        raise ValueError(
-            f"hide=False shows edges that are asked for, and their {shown(copies)} are their labels: leave these "
-            "arrays out of the data."
-        )
-
-
-def _copies_in(back: Edges, name: str, links: Tensor, labels: Tensor) -> list[str]:
-    """The arrays of the reverse type that have every label at an edge that turns its own round."""
-    numbers = torch.cat([numbers_of(links, back.graph.num_nodes), back.numbers(turned=True)])
-    pairs = numbers.unique(return_inverse=True)[1]
-    found = []
-    for array, rows in back.arrays.items():
-        if array == name or not _is_as_wide(rows, labels):  # batches leave out the one of that name
-            continue
-        values = numbered_rows(torch.cat([labels.double(), rows.reshape(len(rows), -1).double()]))
-        keys = pairs * len(values) + values
-        if bool(torch.isin(keys[: len(labels)], keys[len(labels) :]).all()):
-            found.append(array)
-    return found
-
-
-def _is_as_wide(rows: Tensor, labels: Tensor) -> bool:
-    """Whether rows have as many numbers each; ``(n,)`` and ``(n, 1)`` have."""
-    return not rows.is_complex() and rows[:1].numel() == labels[:1].numel()
-
-
-def _same(rows: Tensor, labels: Tensor) -> bool:
-    return bool(((rows == labels) | (rows.isnan() & labels.isnan())).all())
 
 
 _FEW = 0.1  # of the links of a graph that was meant to be undirected
@@ -164,7 +115,7 @@ def _without_reverse(edges: Edges) -> tuple[int, int]:
     return there.numel() - int(torch.isin(there, back, assume_unique=True).sum()), there.numel()
 
 
-def check_times_of_edges(edges: Edges, time: object, labels: str | None, *, hide: bool) -> None:
+def check_times_of_edges(edges: Edges, time: object, labels: str | None) -> None:
     """Refuse edges without such times, and times that are to be predicted."""
     check_word("time", time, "edge_time")
     assert isinstance(time, str)
@@ -174,11 +125,6 @@ def check_times_of_edges(edges: Edges, time: object, labels: str | None, *, hide
             "give the labels an array of their own."
         )
     check_times(time, edges.array("time", time), "edge")
-    if not hide:
-        raise ValueError(
-            "hide=False is for splits without time: with time an event is not seen before it has happened, and "
-            "afterwards it is."
-        )
 
 
 def check_reverse_times(edges: Edges, time: str, *, is_sure: bool) -> None:
@@ -362,31 +308,15 @@ def check_held_arrays(
                 raise ValueError(f"held_arrays: some edges of {name} have no label to be judged by: leave them out.")
 
 
-def labelled_in_graph(edges: Edges, labels: str, held: Tensor) -> Tensor:
-    """Which of some edges, by ids in the graph, have a copy there that has a label."""
-    graph, rows = edges.graph, held[1].unique()
-    at = edge_positions(graph.indptr, rows)
-    receivers = rows.repeat_interleave(degrees_of(graph.indptr, rows))
-    number = edges.ends.target_type.number
-    if len(graph.types.edge_types) > 1:
-        is_of = graph.types.edge_type[at] == number
-        at, receivers = at[is_of], receivers[is_of]
-    known = is_labelled(edges.arrays[labels][places_of(graph, number, at)])
-    there = graph.indices[at].to(torch.int64) * graph.num_nodes + receivers
-    return torch.isin(held[0] * graph.num_nodes + held[1], there[known])
-
-
 _NAMES, _HIDE = ("labels", "time"), "hide"
 
 
-def names_to_save(
-    names: Mapping[str, str | None], held: Mapping[str, Mapping[str, Tensor]], *, hide: bool
-) -> dict[str, Tensor]:
+def names_to_save(names: Mapping[str, str | None], held: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """The arrays that :func:`saved_names` reads: none for a split that names no array."""
     named = {key: name for key, name in names.items() if name is not None}
     arrays = {f"links/{split}/{array}": rows for split, of in held.items() for array, rows in of.items()}
     arrays |= {f"links/{key}": torch.tensor(list(name.encode()), dtype=torch.uint8) for key, name in named.items()}
-    return arrays | ({f"links/{_HIDE}": torch.tensor([hide])} if named else {})
+    return arrays | ({f"links/{_HIDE}": torch.tensor([True])} if named else {})
 
 
 def saved_names(links: dict[str, Tensor], splits: Iterable[str], path: Path) -> dict[str, Any]:
@@ -395,6 +325,8 @@ def saved_names(links: dict[str, Tensor], splits: Iterable[str], path: Path) -> 
     if not named:
         return {}
     hide = links.pop(_HIDE, torch.empty(0))
+    if hide.dtype == torch.bool and hide.numel() == 1 and not bool(hide):
+        raise ValueError(f"{path} shows edges that are asked for. {way_out('split_edges.hide')} Split the graph again.")
     if any(name.dtype != torch.uint8 for name in named.values()) or hide.dtype != torch.bool or hide.numel() != 1:
         raise ValueError(f"{path} is damaged (links/{min(named)} or links/hide cannot be read). Copy or save it again.")
     held: dict[str, dict[str, Tensor]] = {split: {} for split in splits}
@@ -403,4 +335,4 @@ def saved_names(links: dict[str, Tensor], splits: Iterable[str], path: Path) -> 
         if slash and split in held:
             held[split][array] = links.pop(key)
     words = {key: bytes(name.tolist()).decode(errors="replace") for key, name in named.items()}
-    return {**words, "held_arrays": held, "hide": bool(hide)}
+    return {**words, "held_arrays": held}

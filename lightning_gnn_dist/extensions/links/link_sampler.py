@@ -179,13 +179,13 @@ class LinkSampler:
         ]
 
     def _around(self, home: Home, targets: Sequence[Targets], keys: Sequence[BatchKey]) -> Steps[Found]:
-        """The neighbourhoods of the ends, without the targets if they are hidden."""
+        """The neighbourhoods of the ends, without the targets that are edges of the graph."""
         seeds = [of.seeds() for of in targets]
         samples = yield from home.draw(self.sampler, [nodes for nodes, _ in seeds], keys)
         found = []
         for sample, (_, places), of in zip(samples, seeds, targets, strict=True):
             ends = places.to(sample.nodes.device)
-            if self.links.hides:
+            if isinstance(self.links, OwnLinks):
                 sample = without_targets(home.rows, sample, ends[:, : of.num_edges], self.target_type)
             found.append((sample, ends))
         return found

@@ -64,8 +64,6 @@ class LinkSplit:
             Edges whose label is -1 or NaN carry messages alone. Default: a model tells true edges from false ones.
         held_arrays: With ``labels``, what held edges carry: for each of ``edges`` a row for each edge of every
             array that the graph's edges have, ``{"val": {"edge_rating": ...}}``.
-        hide: With ``labels``, whether edges that a batch asks for carry no messages in it. With False they do, and held
-            edges are among the graph's, too, without a label there.
         time: Name of the edge array that says when each edge was there. The graph has the edges of all times then,
             held ones as well, and those earlier than all held ones are learned. ``held_arrays`` have the time of each
             held edge.
@@ -79,7 +77,6 @@ class LinkSplit:
     reverse: Reverse = "auto"
     labels: str | None = None
     held_arrays: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    hide: bool = True
     time: str | None = None
 
     def __post_init__(self) -> None:
@@ -93,7 +90,6 @@ class LinkSplit:
                 f"The graph has {masks}, which split nodes, and here edges are split: leave these arrays out, or use "
                 "split_edges(graph), which does."
             )
-        check_true_or_false(hide=self.hide)
         leaks.check_each_mapping(held_arrays=self.held_arrays)
         if self.labels is not None:
             check_no_negatives(given=bool(self.negatives))
@@ -115,8 +111,6 @@ class LinkSplit:
             self._check_reverses()
         if self.labels is not None:
             leaks.check_other_types(edges, self.labels)
-            if not self.hide:
-                leaks.check_no_copies(edges, self.labels)
         for name in self.edges:
             self._check(name)
         both = self.undirected is True
@@ -127,12 +121,13 @@ class LinkSplit:
 
     def _check_arrays(self, edges: Edges) -> None:
         if self.time is not None:
-            leaks.check_times_of_edges(edges, self.time, self.labels, hide=self.hide)
+            leaks.check_times_of_edges(edges, self.time, self.labels)
         if self.labels is not None or self.time is not None:
             leaks.check_held_arrays(edges, self.labels, self.time, self.edges, self.held_arrays)
-        elif self.held_arrays or not self.hide:
-            name = "held_arrays" if self.held_arrays else "hide=False"
-            raise ValueError(f'{name} is for edges with labels: name the array that has them, labels="edge_rating".')
+        elif self.held_arrays:
+            raise ValueError(
+                'held_arrays is for edges with labels: name the array that has them, labels="edge_rating".'
+            )
 
     def _settle(self, edges: Edges, reverse: EdgeType | None) -> None:
         """Put what was found out in the place of what was said."""
@@ -179,7 +174,7 @@ class LinkSplit:
         """Write a folder that :meth:`open` reads; :meth:`Graph.open` reads the training edges of it."""
         links = {f"links/{name}_edges": edges for name, edges in self.edges.items()}
         links |= {f"links/{name}_negatives": negatives for name, negatives in self.negatives.items()}
-        links |= leaks.names_to_save({"labels": self.labels, "time": self.time}, self.held_arrays, hide=self.hide)
+        links |= leaks.names_to_save({"labels": self.labels, "time": self.time}, self.held_arrays)
         links["links/undirected"] = torch.tensor([self.undirected])
         if self.edge_type is not None:
             kind = self._edges.ends.target_type
@@ -191,14 +186,14 @@ class LinkSplit:
         until, reverse = None, self.reverse if isinstance(self.reverse, tuple) else None
         if self.time is not None:
             until = min((int(as_integers(of[self.time]).min()) for of in self.held_arrays.values()), default=None)
-        said = self.undirected is True, self.edge_type, reverse, self.labels, self.hide
+        said = self.undirected is True, self.edge_type, reverse, self.labels
         return LinkBounds(*said, held, self.time, until)
 
     @property
     def fingerprint(self) -> str:
         """A hash of all held edges, true and false, and of what they carry."""
         kinds = "" if self.edge_type is None else f" {self.edge_type} {self.reverse}"
-        kinds += "" if self.labels is None else f" {self.labels} {self.hide}"
+        kinds += "" if self.labels is None else f" {self.labels} True"
         kinds += "" if self.time is None else f" by {self.time}"
         digest = hashlib.blake2b(f"{self.graph.fingerprint} {self.undirected}{kinds}".encode(), digest_size=16)
         for name in sorted(self.edges):
@@ -216,15 +211,9 @@ class LinkSplit:
         return f"LinkSplit({self.graph}{kind}{of}, {counts})"
 
     def _leaked(self, edges: Tensor) -> Tensor:
-        """Which edges, by their ids, the graph shows, or where they are not hidden shows the labels of."""
+        """Which edges, by their ids, the graph shows."""
         if self.time is not None:  # a seed does not see events of its own time
             return torch.zeros(edges.shape[1], dtype=torch.bool)
-        if self.labels is None or self.hide:
-            return self._has(edges)
-        return leaks.labelled_in_graph(self._edges, self.labels, edges)
-
-    def _has(self, edges: Tensor) -> Tensor:
-        """Whether the graph has each edge, by its ids, among those of the type, in any direction that shows it."""
         kind, found = self._edges.ends.target_type, torch.zeros(edges.shape[1], dtype=torch.bool)
         for ends in (edges, edges.flip(0)) if self.undirected else (edges,):
             found |= has_edges(self.graph, ends, kind.number)
@@ -251,8 +240,7 @@ class LinkSplit:
             raise ValueError(
                 f"{name}: {int(leaked.sum())} of {edges.shape[1]} edges are among the graph's (the first is "
                 f"{sender} -> {receiver}): a model would be asked for what it was shown. Remove both directions of "
-                "them from the graph"
-                + (", or use split_edges(graph)." if self.hide else ", or their labels: put -1 or NaN in their place.")
+                "them from the graph, or use split_edges(graph)."
             )
         if self.labels is None:
             leaks.check_rivals(name, edges, self.negatives[name])
@@ -275,7 +263,6 @@ def split_edges(
     edge_type: EdgeType | None = None,
     reverse: Reverse = "auto",
     labels: str | Tensor | None = None,
-    hide: bool = True,
     time: str | None = None,
 ) -> LinkSplit:
     """Hold edges back for validation and testing: among false ones that they will be ranked with, or with their labels.
@@ -301,8 +288,6 @@ def split_edges(
             it by its name, ``rev_...``, or by its links, None if there is none.
         labels: Name of the edge array with what is to be predicted, or a tensor with a row for each edge of
             ``data.edge_index``, for a graph of ``Graph.from_pyg(data, edge_ids=True)``. Default: there are none.
-        hide: With ``labels``, whether edges that a batch asks for, and held ones, carry no messages. With False their
-            labels alone are hidden.
         time: Name of the edge array that says when each edge was there. The last are held, and stay in the graph, for a
             ``TemporalSampler`` shows each what was before it. Default: edges are held back at random.
     """
@@ -310,19 +295,16 @@ def split_edges(
     graph.check_whole()
     edges = Edges.of(graph, edge_type := checked_edge_type(graph, edge_type))
     _check_numbers(val, test, seed, negatives, time, has_labels=labels is not None)
-    check_true_or_false(hide=hide)
     check_directions(edge_type, undirected)
     seed, count = int(seed), 100 if negatives is None else int(negatives)
     edges, name = named_labels(edges, labels)
     edges, shares = taken_masks(edges, {"val": val, "test": test})
     edges = replace(edges, reverse=edges.reverse_of(reverse))
     if time is not None:
-        leaks.check_times_of_edges(edges, time, name, hide=hide)
+        leaks.check_times_of_edges(edges, time, name)
         leaks.check_reverse_times(edges, time, is_sure=reverse != "auto")
-    elif name is None and not hide:
-        raise ValueError("hide=False is for edges with labels: what is asked of other edges is whether they are there.")
-    found = EdgesToSplit(edges, name, time, undirected).held_back(shares, seed, count, hide=hide)
-    return LinkSplit(*found[:4], edge_type, edges.reverse, name, found.arrays, hide, time)
+    found = EdgesToSplit(edges, name, time, undirected).held_back(shares, seed, count)
+    return LinkSplit(*found[:4], edge_type, edges.reverse, name, found.arrays, time)
 
 
 def _check_numbers(

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -309,7 +309,6 @@ class OwnLinks:
         candidates: The nodes that these are drawn from.
         undirected: Draw at random which direction of each edge is the target.
         carried: What batches say of them: a row for each edge of the target type.
-        hides: Whether targets are removed from the neighbourhoods of their ends.
         first: The seed that stands for the edge at position 0 of a shard.
         time: The name of the times of edges, if false receivers are those to which there is no edge at that time.
     """
@@ -318,7 +317,6 @@ class OwnLinks:
     candidates: Candidates
     undirected: bool
     carried: Mapping[str, Tensor] = field(default_factory=dict)
-    hides: bool = True
     first: int = 0
     time: str | None = None
 
@@ -368,7 +366,6 @@ class HeldLinks:
     nodes: tuple[int, int] = (0, 0)
     carried: Mapping[str, Tensor] = field(default_factory=dict)
     first: int = 0
-    hides: ClassVar[bool] = False
 
     def targets(self, home: Home, seeds: Sequence[Tensor], *_: object) -> Steps[list[Targets]]:
         """What each batch asks for, whatever its key."""

@@ -166,7 +166,7 @@ class AskedEdges:
         carried, time = self._carried(self.edges(graph).arrays), self.links.time
         if isinstance(sampler, TemporalSampler) and time != sampler.time:
             time = None  # nobody sees these edges: a question has no false receiver among its answers of any time
-        of_edges = self.num_negatives, candidates, self.links.undirected, carried, self.links.hide
+        of_edges = self.num_negatives, candidates, self.links.undirected, carried
         own = OwnLinks(*of_edges, first, time)
         return self.around(own, sampler)
 

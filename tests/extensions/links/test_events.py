@@ -326,7 +326,6 @@ def test_what_cannot_work_is_refused() -> None:
         (lambda: data_of(split, "other"), "take TemporalSampler.*time='edge_time'"),
         (lambda: data_of(split, sampler=TemporalSampler([2], "edge_time", "time")), "leave seed_time out of"),
         (lambda: data_of(random), "split holds them back at random"),
-        (lambda: split_of(None, hide=False), "hide=False is for splits without time"),
         (lambda: split_of(None, labels="edge_time", negatives=None), "labels and time both name 'edge_time'"),
         (lambda: own_split(split, labels="edge_time"), "labels and time both name 'edge_time'"),
         (lambda: own_split(split, held_arrays=turned), r"val has events until edge_time=\d+, and test from \d+ on"),

@@ -4,6 +4,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -25,9 +26,8 @@ from tests.placing import most_seeds
 
 
 @KINDS
-@pytest.mark.parametrize("hide", [True, False])
-def test_each_labelled_edge_is_held_or_learned_and_nothing_held_is_shown(kind: EdgeType | None, hide: bool) -> None:
-    split = split_of(kind, hide=hide)
+def test_each_labelled_edge_is_held_or_learned_and_nothing_held_is_shown(kind: EdgeType | None) -> None:
+    split = split_of(kind)
     val, test, train = held_of(split, "val"), held_of(split, "test"), labelled(split.graph, kind)
     assert val + test + train == labelled(graph_of(kind), kind) and val and test
     edges = store_of(split.graph, kind)[0]
@@ -35,13 +35,11 @@ def test_each_labelled_edge_is_held_or_learned_and_nothing_held_is_shown(kind: E
     for held in split.edges.values():
         for sender, receiver in held.T.tolist():
             both = {(sender, receiver)} | ({(receiver, sender)} if kind is None else set())
-            assert not both & there if hide else both & there
+            assert not both & there
     if kind is not None:
         back = split.graph.to_pyg()[BACK]
         assert split.reverse == BACK and "rating" not in back
-        assert hide == (not set(back.mark.tolist()) & {mark for mark, _ in val + test})
-    if not hide:
-        assert split.graph.num_edges == graph_of(kind).num_edges
+        assert not set(back.mark.tolist()) & {mark for mark, _ in val + test}
 
 
 def undirected() -> Graph:
@@ -94,15 +92,18 @@ def test_both_directions_carry_the_same_rows_as_often() -> None:
 
 
 @KINDS
-@pytest.mark.parametrize("hide", [True, False])
-def test_a_saved_split_is_the_same(kind: EdgeType | None, hide: bool, tmp_path: Path) -> None:
-    split = split_of(kind, hide=hide)
+def test_a_saved_split_is_the_same(kind: EdgeType | None, tmp_path: Path) -> None:
+    split = split_of(kind)
     split.save(tmp_path / "split")
     again = LinkSplit.open(tmp_path / "split")
-    assert again.fingerprint == split.fingerprint != split_of(kind, hide=not hide).fingerprint
-    assert held_of(again, "test") == held_of(split, "test") and again.hide == hide
+    assert again.fingerprint == split.fingerprint
+    assert held_of(again, "test") == held_of(split, "test")
     first, other = (next(iter(data_of(s).train_dataloader())) for s in (split, tmp_path / "split"))
     assert Rater(edge_type=kind).targets(first).edge_label.equal(Rater(edge_type=kind).targets(other).edge_label)
+    file = tmp_path / "split" / "links" / "hide.npy"
+    np.save(file, np.array([False]))  # as a release before wrote it
+    with pytest.raises(ValueError, match=r"shows edges that are asked for\. split_edges\.hide went: "):
+        LinkSplit.open(tmp_path / "split")
 
 
 def test_arrays_of_any_name_are_saved(tmp_path: Path) -> None:
@@ -135,17 +136,13 @@ def test_what_cannot_work_is_refused() -> None:
     graph, split = rated(), split_of(None)
     graph.edge_arrays["edge_sign"] = torch.where(torch.arange(graph.num_edges) % 2 == 0, 1, -1)
     graph.edge_arrays["edge_score"] = torch.arange(graph.num_edges) - 9
-    graph.edge_arrays["edge_flag"] = torch.arange(graph.num_edges) % 2 == 0
-    graph.edge_arrays["edge_copy"] = graph.edge_arrays["edge_class"] = torch.arange(graph.num_edges) % 4
+    graph.edge_arrays["edge_class"] = torch.arange(graph.num_edges) % 4
     for options, message in (
         ({"labels": "rating"}, r"labels names 'rating', and edges carry no array of that name \(they have:"),
         ({"labels": "edge_score"}, "hold -9: integers are classes.* floating point"),
         ({"labels": "edge_sign"}, "are of class 1. Number classes from 0"),
-        ({"labels": "edge_flag", "hide": False}, "torch.bool, where no number stands for an edge without a label"),
-        ({"labels": "edge_class", "hide": False}, r"hide=False .* \['edge_copy'\] are their labels"),
         ({"labels": "edge_class", "negatives": 3}, "negatives are for splits without labels"),
         ({"labels": "edge_class", "negatives": 0}, "Leave negatives out"),
-        ({"hide": False}, "hide=False is for edges with labels"),
     ):
         with pytest.raises(ValueError, match=message):
             split_edges(graph, **options)
@@ -186,8 +183,6 @@ def test_a_split_of_ones_own_is_checked() -> None:
             made(held=held)
     with pytest.raises(ValueError, match="are among the graph's"):
         made(graph_of(None))
-    with pytest.raises(ValueError, match="or their labels: put -1 or NaN"):
-        made(graph_of(None), hide=False)
     edge, row = split.edges["val"][:, :1], {name: rows[:1] for name, rows in arrays.items()}
     more = split.edges | {"test": torch.cat([split.edges["test"], edge], 1)}  # type: ignore[operator]
     carried = {name: torch.cat([rows, row[name]]) for name, rows in split.held_arrays["test"].items()}
@@ -201,39 +196,6 @@ def test_a_split_of_ones_own_is_checked() -> None:
         made(labels=None)
     with pytest.raises(ValueError, match="negatives are for splits without labels"):
         LinkSplit(split.graph, split.edges, {"val": torch.zeros(1, 1)}, **own)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("width", [None, 1, 2])
-def test_copies_of_labels_are_refused_where_edges_are_shown(width: int | None) -> None:
-    graph = rated()
-    labels = graph.edge_arrays["edge_rating"].float()
-    graph.edge_arrays["edge_rating"] = labels if width is None else labels[:, None].expand(-1, width).clone()
-    copies = (
-        [labels, labels.nan_to_num(0.0).double(), labels[:, None]] if width != 2 else [labels[:, None].expand(-1, 2)]
-    )
-    split = split_edges(graph, labels="edge_rating", hide=False)
-    for copy in copies:
-        graph.edge_arrays["edge_copy"] = copy.clone()
-        with pytest.raises(ValueError, match=r"hide=False .* \['edge_copy'\] are their labels"):
-            split_edges(graph, labels="edge_rating", hide=False)
-    copy = split.graph.edge_arrays["edge_rating"].clone()
-    split.graph.edge_arrays["edge_copy"] = copy
-    held = {name: dict(of) | {"edge_copy": of["edge_rating"]} for name, of in split.held_arrays.items()}
-    with pytest.raises(ValueError, match=r"hide=False .* \['edge_copy'\] are their labels"):
-        LinkSplit(split.graph, split.edges, held_arrays=held, labels="edge_rating", hide=False)
-    copy[split.graph.edge_arrays["edge_rating"].isfinite().nonzero()[0, 0]] = 0.5
-    LinkSplit(split.graph, split.edges, held_arrays=held, labels="edge_rating", hide=False)
-
-
-def test_copies_of_labels_in_the_reverse_type_are_refused_where_edges_are_shown() -> None:
-    graph = typed_ratings()
-    back = graph.types.edge_arrays[BACK]
-    back["stars"] = back.pop("rating")  # type: ignore[attr-defined,index]
-    with pytest.raises(ValueError, match=r'\["stars of .*rev_rates.*are their labels'):
-        split_edges(graph, labels="rating", edge_type=RATES, hide=False)
-    split_edges(graph, labels="rating", edge_type=RATES)
-    back["stars"][:] = back["stars"].flip(0)
-    split_edges(graph, labels="rating", edge_type=RATES, hide=False)
 
 
 def test_labels_on_other_types_between_the_same_nodes_are_refused() -> None:

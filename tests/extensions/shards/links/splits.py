@@ -32,11 +32,11 @@ def directed_split(**options: Any) -> LinkSplit:
     return split_edges(small_graph(200, 2000, edge_arrays=True), 0.1, 0.05, negatives=7, undirected=False, **options)
 
 
-def labelled_split(*, hide: bool = True) -> LinkSplit:
+def labelled_split() -> LinkSplit:
     graph = small_graph(200, 2000, edge_arrays=True)
     prices = torch.rand(2000, generator=torch.Generator().manual_seed(5))
     graph.edge_arrays["edge_price"] = torch.where(prices < 0.2, torch.nan, prices)
-    return split_edges(graph, 0.1, 0.05, labels="edge_price", hide=hide)
+    return split_edges(graph, 0.1, 0.05, labels="edge_price")
 
 
 @cache
@@ -55,8 +55,8 @@ def typed_split(kind: EdgeType, **options: Any) -> LinkSplit:
     return split_edges(papers(), 0.1, 0.1, edge_type=kind, **({"negatives": 7} | options))
 
 
-def priced_split(*, hide: bool = True) -> LinkSplit:
-    return typed_split(WRITES, labels="edge_price", negatives=None, hide=hide)
+def priced_split() -> LinkSplit:
+    return typed_split(WRITES, labels="edge_price", negatives=None)
 
 
 def events_split(*, both_ways: bool = False, **options: Any) -> LinkSplit:

@@ -150,8 +150,8 @@ def test_held_edges_lie_with_the_owner_of_their_receiver(tmp_path: Path, make: A
     whole, _ = as_shards_have_it(split, partition)
     links, first = Bounds.read(tmp_path / "shards").links, dict.fromkeys(split.edges, 0)
     assert links is not None and Bounds.read(tmp_path / "shards").fingerprint == split.fingerprint
-    said = split.undirected, split.edge_type, split.labels, split.hide
-    assert (links.undirected, links.edge_type, links.labels, links.hide) == said
+    said = split.undirected, split.edge_type, split.labels
+    assert (links.undirected, links.edge_type, links.labels) == said
     assert links.reverse == (split.reverse if isinstance(split.reverse, tuple) else None)
     for index in range(3):
         shard = Shard.open(tmp_path / "shards", index)
@@ -182,6 +182,7 @@ def shards(tmp_path: Path) -> Path:
         ({"held": [1]}, "the entry 'held' is"),
         ({"edge_type": ["a", "b", "c"]}, "the graph has no edges of type"),
         ({"hide": 3}, "the entry 'hide' is 3"),
+        ({"hide": False}, r"tells of shown edges\. split_edges\.hide went: "),
     ],
 )
 def test_a_damaged_index_is_refused(shards: Path, entries: dict[str, Any], message: str) -> None:
