@@ -46,7 +46,6 @@ def train(name: str, devices: int, more: list[str]) -> tuple[float, int]:
             f"--data.graph.init_args.num_features={NUM_FEATURES}",
             "--data.graph.init_args.num_nodes=2000",
             f"--data.batch_size={64 // devices}",
-            "--data.holding.per=host",
             "--trainer.num_nodes=2",
             f"--trainer.devices={devices}",
             "--trainer.limit_val_batches=0",

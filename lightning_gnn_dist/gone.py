@@ -35,6 +35,7 @@ GONE: dict[str, str] = {
     "lightning-gnn-dist choose": "fit, with the strategy that the table of docs/choosing.md names",
     "Exchange.bits": "take Exchange(), or send less with share, every or overlap",
     **dict.fromkeys(("split_edges.hide", "LinkSplit.hide"), "leave it out: batches hide the edges that they ask for"),
+    "Holding.per": "leave it out: each rank holds a part, and a graph given by its path lies in memory once",
     "History.every": "leave it out: rows are computed anew at the end of every round",
     "Exchange.sums": "take Exchange(), which computes the same step",
     "AdaptiveSteps": "use EverySteps(16), or EverySteps(16, growth=1.1, limit=256) for rounds that grow",

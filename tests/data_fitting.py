@@ -1,7 +1,6 @@
 """A small graph, a model and a Trainer, to hold laws of data modules against."""
 
 import copy
-import os
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -80,11 +79,3 @@ def full_graph_logits(module: SAGE, graph: Graph) -> Tensor:
 def fit_with(rank: int, world_size: int, graph: Graph, options: dict[str, Any]) -> None:
     warnings.filterwarnings("ignore", "You defined a `validation_step`")
     trainer(world_size, LocalSGDStrategy(**PATIENCE)).fit(model(), PartitionedDataModule(graph, **options))
-
-
-def trainer_on_hosts(rank: int, world_size: int, hosts: int, strategy: Any, **options: Any) -> pl.Trainer:
-    """A Trainer of so many hosts, on the rank of `run_ranks` that calls it."""
-    devices = world_size // hosts
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    os.environ["NODE_RANK"], os.environ["LOCAL_RANK"] = map(str, divmod(rank, devices))
-    return trainer(devices, strategy, num_nodes=hosts, **options)

@@ -23,7 +23,7 @@ def placing(data: Any, rank: int, num_ranks: int) -> Iterator[Any]:
 def batches_of(data: Any, part: Any, num_batches: int, seed: int, rank: int, num_ranks: int) -> Any:
     """The loader of a rank's training batches of a part."""
     with placing(data, rank, num_ranks):
-        learning = data._learning_of(part, num_batches, data._home.holder, seed)
+        learning = data._learning_of(part, num_batches, (rank, num_ranks), seed)
         return batches_of_part(learning, **data._running.options_of_batches)
 
 

@@ -41,18 +41,15 @@ class NoSeedsError(ValueError):
 class Deal:
     """Deals every seed to one of the batches of a pass, of nearly equal sizes, in another order every pass.
 
-    With fewer seeds than batches, every batch gets one seed, and seeds repeat. Several may deal the same seeds: then
-    each of them makes the same deal of all, and has the batches of its place.
+    With fewer seeds than batches, every batch gets one seed, and seeds repeat.
 
     Args:
         seeds: Distinct ids of nodes, or what else a source takes as seeds, int64.
-        num_batches: Batches per pass, of each who deals the seeds.
+        num_batches: Batches per pass.
         seed: Decides the orders, and what is drawn around the seeds.
         shuffle: Whether orders change; otherwise seeds stand in the order given.
         inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
         num_taken: How many of the seeds a pass takes. Default: all. It goes with ``shuffle``.
-        place: The number of this one among those who deal the same seeds.
-        num_places: How many they are.
     """
 
     seeds: Tensor
@@ -61,10 +58,8 @@ class Deal:
     shuffle: bool = True
     inputs: Tensor | None = None
     num_taken: int | None = None
-    place: int = 0
-    num_places: int = 1
     _orders: dict[int, Tensor] = field(default_factory=dict, init=False)
-    num_all: int = field(init=False)  # the seeds of a pass, of all who deal them
+    num_seeds: int = field(init=False)  # of a pass
 
     def __post_init__(self) -> None:
         check_at_least(1, num_batches=self.num_batches)
@@ -74,20 +69,12 @@ class Deal:
         refuse_repeated(self.seeds)
         if self.seeds.numel() == 0:
             raise NoSeedsError("There are no seeds to make batches of: is the mask that marks them all false?")
-        self.num_all = self.seeds.numel() if self.num_taken is None else self.num_taken
-
-    @property
-    def num_seeds(self) -> int:
-        """The seeds of a pass that this one learns from."""
-        if self.num_places == 1:
-            return self.num_all
-        own = range(self.place, self.num_batches * self.num_places, self.num_places)
-        return sum(self.size(batch) for batch in own if batch < self.num_all)
+        self.num_seeds = self.seeds.numel() if self.num_taken is None else self.num_taken
 
     def key(self, number: int) -> BatchKey:
-        """Return the key of a batch of the stream. Its batch is the number among those of all who deal the seeds."""
+        """Return the key of a batch of the stream."""
         epoch, batch = divmod(number, self.num_batches)
-        return BatchKey(self.seed, epoch, batch * self.num_places + self.place)
+        return BatchKey(self.seed, epoch, batch)
 
     def size(self, batch: int) -> int:
         """Return the number of seeds of a batch."""
@@ -100,11 +87,11 @@ class Deal:
         return self._order(key.epoch, order_of)[places] if self.shuffle else places
 
     def _slice(self, batch: int) -> slice:
-        count, num_batches = self.num_all, self.num_batches * self.num_places
-        if count < num_batches:
+        count = self.num_seeds
+        if count < self.num_batches:
             begin = batch % count
             return slice(begin, begin + 1)
-        return slice_of(count, num_batches, batch)
+        return slice_of(count, self.num_batches, batch)
 
     def _order(self, epoch: int, order_of: Order) -> Tensor:
         order = self._orders.get(epoch)
@@ -388,7 +375,7 @@ class Batches:
         """Return a batch of the source as it is handed out, with its weights."""
         if self._dtype is not None:
             batch = in_type(batch, self._dtype)
-        if self._weigh is not None and deal.key(number).batch >= deal.num_all:  # it has nothing of its own to learn
+        if self._weigh is not None and deal.key(number).batch >= deal.num_seeds:  # it has nothing of its own to learn
             batch.is_filler = True
             batch.coverage = torch.zeros(batch.num_nodes, device=device_of_batch(batch))
         elif self._weigh == "batch":

@@ -45,7 +45,6 @@ from lightning_gnn_dist.homes.access import (
     graph_of,
 )
 from lightning_gnn_dist.homes.local_graph import LocalGraph
-from lightning_gnn_dist.homes.parts import Holder
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.run import RunContext, passes_left, warn_of_slow_bfloat16
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching, Loading
@@ -189,13 +188,13 @@ class GraphDataModule(LightningDataModule):
         return self._home.partition(num_parts)
 
     def parts_of_ranks(self, num_ranks: int) -> Partition:
-        """Return the partition that maps each node to the rank, or host, that learns from it in super-epoch 0."""
+        """Return the partition that maps each node to the rank that learns from it in super-epoch 0."""
         check_at_least(1, num_ranks=num_ranks)
         return self._whole("parts_of_ranks()").plan_for(num_ranks).by_rank()
 
     @property
     def num_parts(self) -> int:
-        """How many parts there are in this run: one for each rank, or with ``Holding(per="host")`` for each host."""
+        """How many parts there are in this run: one for each rank."""
         return self._home.num_parts
 
     def part(self, rank: int, num_parts: int, super_epoch: int = 0) -> Graph:
@@ -257,7 +256,8 @@ class GraphDataModule(LightningDataModule):
 
     def train_dataloader(self) -> Batches:
         guard_plain_ddp(self.trainer)
-        holder, size = self._home.holder, self._task.num_batches()  # later others may be
+        run, size = self._home.running, self._task.num_batches()
+        place = run.rank, run.num_ranks  # later others may be
         is_cut, coverage = self._home.is_cut, self.coverage
         parts = self._home.parts()
         passes = Passes(
@@ -266,7 +266,7 @@ class GraphDataModule(LightningDataModule):
             overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
         )
         self._train_batches = Batches(
-            lambda phase: self._learning(parts.at(phase), size, holder),
+            lambda phase: self._learning(parts.at(phase), size, place),
             size,
             every=parts.every,
             turns=parts.turns,
@@ -369,8 +369,8 @@ class GraphDataModule(LightningDataModule):
         if start is not None and self._train_batches is not None:
             self._train_batches.move_to(start)
         if self._anchors is None:
-            part, seed = self._home.running_part(), self.seed + Purpose.ANCHORS
-            learning = self._learning_of(part, self._task.num_batches(), self._home.holder, seed)
+            part, seed, run = self._home.running_part(), self.seed + Purpose.ANCHORS, self._home.running
+            learning = self._learning_of(part, self._task.num_batches(), (run.rank, run.num_ranks), seed)
             learning.source.keep_buffers(3)  # made, used, and kept by a user
             self._anchors = part, learning
         return in_turn(self._anchors[1], round_idx, self._home.running.dtype)
@@ -401,27 +401,26 @@ class GraphDataModule(LightningDataModule):
         self._loaders.append(evaluation_of(judged, self._judging.home, self.exactness, self))
         return self._loaders[-1]
 
-    def _learning(self, part: Graph, num_batches: int, holder: Holder) -> Learning:
+    def _learning(self, part: Graph, num_batches: int, place: tuple[int, int]) -> Learning:
         if self._home.exchanges:
             inputs = self._task.inputs_of(part, part.split("train"))
             assert self._home.outside is not None
             return self._home.outside.learning(part, inputs, self._task.values)
         if self._anchors is not None and self._anchors[0] is not part:
             self._anchors = None  # else the part before would stay in memory
-        return self._learning_of(part, num_batches, holder, self.seed)
+        return self._learning_of(part, num_batches, place, self.seed)
 
-    def _learning_of(self, part: Graph, num_batches: int, holder: Holder, seed: int) -> Learning:
+    def _learning_of(self, part: Graph, num_batches: int, place: tuple[int, int], seed: int) -> Learning:
         """Return what training batches of a part are made of. No two parts are dealt alike."""
+        rank, num_ranks = place
         own, source = self._task.seeds_and_source(part)
         seeds = torch.cat([own, self._task.seeds_around(part)])
         deal = Deal(
             seeds,
             num_batches,
-            seed * holder.num_parts + holder.part,
+            seed * num_ranks + rank,
             inputs=self._task.inputs_of(part, seeds),
             num_taken=own.numel(),
-            place=holder.member,
-            num_places=holder.num_members,
         )
         return Learning(source, deal)
 

@@ -130,8 +130,7 @@ class Task(ForgetsRun, ABC):
 
     def num_batches(self) -> int:
         """Return the number of batches of a pass over a part, the same for all ranks and parts."""
-        at_once = self.home.running.settings.batch_size * self.home.holder.num_members
-        return 1 if self.home.exchanges else -(-self.most() // at_once)
+        return 1 if self.home.exchanges else -(-self.most() // self.home.running.settings.batch_size)
 
     @abstractmethod
     def of_corrections(self) -> Tensor | OwnSeeds:
@@ -267,13 +266,13 @@ class WholeNodes(NodeTask):
         return torch.searchsorted(self.home.split("train"), rows)
 
     def own_training(self) -> tuple[Tensor, Tensor, int]:
-        seeds, holder = self.home.split("train"), self.home.holder
-        own = self._is_own(seeds).nonzero().view(-1)[holder.member :: holder.num_members]
+        seeds = self.home.split("train")
+        own = self._is_own(seeds).nonzero().view(-1)
         return seeds[own], own, seeds.numel()
 
     def _is_own(self, nodes: Tensor) -> Tensor:
         """Return which nodes of the whole graph are learned from where this rank's part is, in super-epoch 0."""
-        return self.home.plan.by_rank().assignment[nodes] == self.home.holder.part
+        return self.home.plan.by_rank().assignment[nodes] == self.home.running.rank
 
 
 def judged_nodes(home: GraphAccess, nodes: Tensor, whose: str) -> Judged:

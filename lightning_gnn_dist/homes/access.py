@@ -17,8 +17,6 @@ from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, TypeRanges, have_names
-from lightning_gnn_dist.homes.parts import Holder
-from lightning_gnn_dist.homes.residency import Per
 from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import Counter, Evaluated, seeds_at_once
@@ -135,7 +133,6 @@ class GraphAccess(ForgetsRun, ABC):
         coverage: Gives nodes weights for the loss. With None there are none.
     """
 
-    _per: Per = "rank"  # who holds a part
     whole: Graph | None = None  # the graph, where every host has it
 
     def __init__(self, running: RunContext, boundary: Boundary, coverage: Coverage | None) -> None:
@@ -229,15 +226,9 @@ class GraphAccess(ForgetsRun, ABC):
     # The part.
 
     @property
-    def holder(self) -> Holder:
-        """Who holds this rank's part, and which of them it is."""
-        run = self.running
-        return Holder(run.rank, run.num_ranks) if self._per == "rank" else Holder.of_host(run.trainer)
-
-    @property
     def num_parts(self) -> int:
         """How many parts of the graph are trained on at a time."""
-        return self.holder.num_parts
+        return self.running.num_ranks
 
     @property
     def is_cut(self) -> bool:

@@ -243,13 +243,12 @@ class LocalGraph(GraphAccess):
             name = "rows on devices" if loading.cache_bytes is None else "rows in files"
             self._sources = extension(name).of(running.settings, graph)
         self._evaluation: Any = None  # where the graph is larger than what is free
-        self.whole, self._per, self._weighs = graph, self.holding.per, coverage
+        self.whole, self._weighs = graph, coverage
         self._partitioner, self._fingerprint, self._shown_edges = named, fingerprint, shown
         self._plans: dict[tuple[int, bool, bool], Plan] = {}
         self._take(self.asked)
         self._parts: PartSwitcher | None = None
         self._period: int | None = None
-        self._shelf: Any = None  # lets the ranks of a host have a part in memory once
         self.crossing = Crossing()
 
     # The graph.
@@ -321,14 +320,12 @@ class LocalGraph(GraphAccess):
                 self.partition(self.num_parts)
 
     def begin_fit(self) -> None:
-        if self._per == "host":
-            self._shelf = extension("parts of hosts").of(self.holder, self.running.num_ranks)
         if not self.plan.has_parts:
             return
         if self._partitioner is None:
             rank_zero_info(f"{self.plan.partitioner} cuts the graph, as no partitioner was named.")
         if isinstance(self.asked, Auto):
-            parts, device = [self.plan.parts(self.holder.part)], self.running.device
+            parts, device = [self.plan.parts(self.running.rank)], self.running.device
             self._take(*self._chosen(self.asked, self.plan, parts, device=device, offered=self._offered()))
 
     def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
@@ -358,15 +355,14 @@ class LocalGraph(GraphAccess):
 
     def close(self) -> None:
         super().close()
-        for each in (self._parts, self._shelf):
-            if each is not None:
-                each.close()
+        if self._parts is not None:
+            self._parts.close()
         for sources in (self._sources, self._evaluation):
             if sources is not None:
                 sources.close(self.graph)
 
     def at_rest(self) -> dict[str, Any]:
-        mine = {"_parts": None, "_evaluation": None, "_shelf": None, "crossing": Crossing()}
+        mine = {"_parts": None, "_evaluation": None, "crossing": Crossing()}
         return super().at_rest() | mine
 
     def state(self) -> dict[str, Any]:
@@ -404,7 +400,7 @@ class LocalGraph(GraphAccess):
     def _offered(self) -> Boundary | None:
         """Return what ``boundary="auto"`` may be before a halo in this fit, if a user allows it and it can be."""
         asked, trainer = self.asked, self.running.trainer
-        if not isinstance(asked, Auto) or trainer is None or self._per == "host" or not self.holding.is_one_chunk:
+        if not isinstance(asked, Auto) or trainer is None or not self.holding.is_one_chunk:
             return None
         offered = asked.offered()
         return offered if offered is not None and offered.suits(self.running.settings, trainer) else None
@@ -413,8 +409,7 @@ class LocalGraph(GraphAccess):
         """Return what ``"auto"`` is on some parts, and a line for the log."""
         settings, layered = self.running.settings, has_layers(self.running.module)
         steps = Pass(settings.training_sampler, settings.batch_size, plan.learned_by_ranks(), layered)
-        on_host = 1 if self._per == "host" else plan.num_parts
-        return chosen(asked, self.whole, parts, steps, on_host=on_host, **how)
+        return chosen(asked, self.whole, parts, steps, on_host=plan.num_parts, **how)
 
     # The part.
 
@@ -457,8 +452,7 @@ class LocalGraph(GraphAccess):
     def own_parts(self) -> PartSwitcher:
         """Return the parts of this rank."""
         if self._parts is None:
-            reader = self._reader(self.holder.part, self.num_parts)
-            reader = reader if self._shelf is None else self._shelf.shared(reader)
+            reader = self._reader(self.running.rank, self.num_parts)
             self._parts = PartSwitcher(reader, in_background=self.running.settings.loading.num_threads > 0)
         return self._parts
 
@@ -565,11 +559,6 @@ def _checked(graph: Graph, partitioner: object, holding: Holding, boundary: Boun
     if (boundary.sees_whole_graph or boundary.exchanges) and not holding.is_one_chunk:
         name = type(boundary).__name__
         raise ValueError(f"holding says what a part holds, and boundary={name}() sees the whole graph: choose one.")
-    if holding.per == "host" and (boundary.exchanges or boundary.keeps_rows):
-        raise ValueError(
-            f'boundary={brief(boundary)} exchanges rows between ranks with a part each, and per="host" gives '
-            "the ranks of a host one part: choose one."
-        )
     if boundary.seed_hops and not holding.is_one_chunk:
         raise ValueError(
             f"boundary={brief(boundary)} is for parts for good, without extra nodes: leave seed_hops out, or holding."

@@ -7,10 +7,8 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batches import THREAD_NAME
@@ -31,29 +29,6 @@ from lightning_gnn_dist.graph.typed.build import induced
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.residency import Holding, ReadChunks
 from lightning_gnn_dist.partition.base import Partition, learned_from
-
-
-class Holder(NamedTuple):
-    """The ranks that hold one part between them, and which of them this one is.
-
-    Attributes:
-        part: The number of their part.
-        num_parts: How many parts there are.
-        member: The number of this rank among them.
-        num_members: How many they are, the same for each part.
-    """
-
-    part: int = 0
-    num_parts: int = 1
-    member: int = 0
-    num_members: int = 1
-
-    @classmethod
-    def of_host(cls, trainer: Trainer | None) -> Holder:
-        """Return the ranks of this host, by what the launcher says of them. Without a trainer there is one."""
-        if trainer is None:
-            return cls()
-        return cls(trainer.node_rank, trainer.num_nodes, trainer.local_rank, trainer.num_devices)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""What a rank, or a host, holds: which chunks, super-epoch by super-epoch, and random nodes of others.
+"""What a rank holds: which chunks, super-epoch by super-epoch, and random nodes of others.
 
 It depends on the seed, the super-epoch, the rank and the number of ranks alone, so that ranks need not communicate.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import Trainer
@@ -27,7 +27,6 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.random import deal
 from lightning_gnn_dist.rules import Count, Fraction, check_fields
 
-Per = Literal["rank", "host"]
 BYTES_BESIDE = 22  # of a node that is held, beside its arrays: its id, where its row starts, masks and coverage
 ReadChunks = Callable[[Sequence[int]], tuple[Graph, Tensor, int]]  # the graph among their nodes, these, bytes read
 
@@ -189,9 +188,6 @@ class Holding:
             approximation), as a share in [0, 1] of what ``extra_of`` names.
         extra_of: Whose number of nodes the share is of: the ``"part"`` or the whole ``"graph"``.
         cache_dir: The folder where partitions are kept. Default: beside a saved graph, else the user's cache directory.
-        per: Who holds a part. With ``"host"`` the ranks of a host hold one between them, whose arrays are in memory
-            once, and deal its seeds among them anew in every pass. All of the above then counts hosts in place of
-            ranks. Which ranks share a host says the trainer, ``Trainer(num_nodes=2, devices=4)``.
     """
 
     residency: Annotated[Residency, "an object such as Fixed(), Rotate() or Redeal(1000)"] = Fixed()
@@ -199,7 +195,6 @@ class Holding:
     extra_nodes: Fraction = 0.0
     extra_of: Scope = "part"
     cache_dir: str | Path | None = None
-    per: Per = "rank"
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -209,8 +204,8 @@ class Holding:
 
     @property
     def is_one_chunk(self) -> bool:
-        """Whether each rank, or host, holds one chunk for good, and no other nodes."""
-        return replace(self, cache_dir=None, per="rank") == Holding()
+        """Whether each rank holds one chunk for good, and no other nodes."""
+        return replace(self, cache_dir=None) == Holding()
 
     def extra(self, residents: Tensor, partition: Partition, rank: int, seed: int) -> Tensor:
         """Return the random nodes that come along with ``residents``, by their ids in the whole graph."""

@@ -338,10 +338,6 @@ def _check_trainer(trainer: Any, drift: object) -> None:
             "start as many processes as ranks (lightning-gnn-dist elastic --ranks 4 -- python train.py).",
         ),
         (drift is not None, f"drift={drift} exchanges between meetings: leave it out."),
-        (
-            getattr(getattr(trainer.datamodule, "holding", None), "per", "rank") == "host",
-            'Holding(per="host") takes hosts whose number stays: leave per out.',
-        ),
     ]
     for callback in trainer.callbacks:
         if isinstance(callback, WeightAveraging):

@@ -13,6 +13,5 @@ rows_on_device.py  batches whose rows lie on a device where they are held there
 device_sampler.py  draws batches on a device
 reorder.py         writes a graph chunk by chunk
 sweep.py           which chunks are held, and when; chunk_reading.py reads them where a graph is saved chunk by chunk
-shared_parts.py    parts that the ranks of a host have in memory once, Holding(per="host")
 memory.py          whether hosts have the memory of a fit, and the ways out where they have not
 """

@@ -64,8 +64,6 @@ class Needs:
         without_edges = (bytes_per_node(graph) + BYTES_BESIDE) * graph.num_nodes
         part, least = (int(share * each) for each in (bytes_held(graph), without_edges))
         batches = _bytes_of_batches(graph, share, settings)
-        if plan.holding.per == "host":  # its ranks map the files of one part
-            return cls(lists, lists, batches, part)
         return cls(part + lists, least + lists, batches, 0)
 
     @property

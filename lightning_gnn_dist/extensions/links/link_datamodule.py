@@ -265,9 +265,7 @@ def _as_split(split: object) -> LinkSplit:
 
 
 def _check_parts(holding: Holding) -> None:
-    """Refuse to learn some seeds at a time, or as hosts."""
-    if holding.per == "host":
-        raise ValueError('Holding(per="host") is for nodes as seeds: leave per out of a LinkDataModule.')
+    """Refuse to learn some seeds at a time."""
     if holding.residency.turns(1) > 1:
         raise ValueError(
             f"{holding.residency} is for nodes as seeds, each of which lies in one chunk, and an edge joins two: take "
