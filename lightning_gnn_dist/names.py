@@ -22,7 +22,6 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "saved graph": "lightning_gnn_dist.graph.storage.saved:open_graph",
     "saving a graph": "lightning_gnn_dist.graph.storage.saved:save_graph",
     "ids of nodes": "lightning_gnn_dist.graph.user_ids:columns_for",
-    "stores": "lightning_gnn_dist.extensions.stores.contents:contents_of",
     "nodes of shards": "lightning_gnn_dist.extensions.shards.nodes:nodes_of_shards",
     "ranks of a function": "lightning_gnn_dist.extensions.notebooks.function_launcher:FunctionLauncher",
     "PyG's graph": "lightning_gnn_dist.graph.typed.hetero:graph_of",

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GCN
 
 import lightning_gnn_dist as lgd
@@ -26,7 +26,7 @@ from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.rules import Rule
 from tests.pages import public
 
-LATE = {kind.__name__: kind for kind in (Data, FeatureStore, GraphStore, HeteroData, PartitionReport)}  # loaded late
+LATE = {kind.__name__: kind for kind in (Data, HeteroData, PartitionReport)}  # loaded late
 HUGE = 10**5000  # too long for str() and repr()
 LONG = "y" * 10_000
 ODD: dict[str, Any] = {

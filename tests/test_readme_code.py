@@ -133,7 +133,6 @@ def surroundings() -> dict[str, Any]:
     data.teardown("fit")
     modules = {"torch_geometric": torch_geometric, "torchmetrics": torchmetrics, "GCNConv": GCNConv}
     modules["SAGEConv"] = SAGEConv
-    modules |= {"feature_store": pyg_data, "graph_store": pyg_data}  # a Data is both
     batch.edge_weight = torch.ones(batch.num_edges)
     example = {"data": data, "batch": batch, "block": batch.blocks[0], "x": batch.x, "link_batch": link_batch}
     example |= {"functional": torch.nn.functional, "ModelCheckpoint": ModelCheckpoint, "later": scope["graph"]}

@@ -33,7 +33,7 @@ from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes
 from lightning_gnn_dist.names import extension
 
 if TYPE_CHECKING:
-    from torch_geometric.data import Data, FeatureStore, GraphStore, HeteroData
+    from torch_geometric.data import Data, HeteroData
 
 EDGES_AT_ONCE = 1 << 22  # bounds what a pass over a memory-mapped graph holds in RAM
 
@@ -117,7 +117,7 @@ class Graph:
     @classmethod
     def from_pyg(
         cls,
-        data: Data | HeteroData | tuple[FeatureStore, GraphStore],
+        data: Data | HeteroData,
         *,
         check_features: bool = True,
         float_labels: bool = False,
@@ -127,7 +127,7 @@ class Graph:
         """Build a graph from what PyG holds: its edges, and every tensor with one row per node or per edge.
 
         Args:
-            data: A ``Data`` or ``HeteroData`` with ``edge_index``, or ``(feature_store, graph_store)``, read into RAM.
+            data: A ``Data`` or ``HeteroData`` with ``edge_index``.
                 Attributes that are not tensors are left out, unless another type has a tensor of their name, which is
                 refused. Ids in ``train_idx``, ``val_idx`` (``valid_idx``) and
                 ``test_idx`` become masks, without nodes of ``y`` NaN. Classes ``y`` of shape (N, 1), as OGB has them,

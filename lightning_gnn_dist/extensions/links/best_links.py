@@ -20,7 +20,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.links.ranking import LeftOut
-from lightning_gnn_dist.extensions.links.scoring import Score, check_score
+from lightning_gnn_dist.extensions.links.scoring import Score
 from lightning_gnn_dist.extensions.links.search import BestLinks, Links, LinkSearch
 from lightning_gnn_dist.extensions.passes.prediction import check_budget, check_options, predict_once
 from lightning_gnn_dist.graph.convert import distinct_ids
@@ -66,8 +66,7 @@ def best_links(
         senders: Ids of nodes of the type that sends. Default: all of them.
         k: How many receivers to find for each; no more than there are nodes that may receive.
         score: ``"model"`` calls ``forward()`` of the module with batches of pairs, as a step does; ``"dot"`` takes dot
-            products of the rows of both ends, at far less cost. A function gets the rows of some senders, shape
-            ``(n, F)``, and of some receivers, ``(m, F)``, and returns scores of shape ``(n, m)``.
+            products of the rows of both ends, at far less cost.
         leave_out: Which pairs are not proposed: ``"edges"`` of the graph, held edges (``"val"``, ``"test"``), and a
             node for itself, ``"self"``.
         budget_bytes: Bytes that the work may take on each rank, as for :func:`predict_by_layer`. Default: 1 GiB of RAM,
@@ -79,7 +78,7 @@ def best_links(
     _check_run(trainer, model, budget_bytes, options)
     check_true_or_false(overwrite=overwrite)
     check_at_least(1, k=k)
-    check_score(score)
+    check_choice("score", score, Score)
     links = links_of(split, leave_out)
     file = None if path is None else check_rows_file("path", path)
     named_by = check_ids_of(file, ids_of)

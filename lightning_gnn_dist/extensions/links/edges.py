@@ -11,10 +11,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_true_or_false, check_word, shown
+from lightning_gnn_dist.checks import check_true_or_false, shown
 from lightning_gnn_dist.extensions.links.targets import LABEL, TargetType, edges_at, name_of_targets
 from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
-from lightning_gnn_dist.graph.convert import EDGE_IDS
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
 from lightning_gnn_dist.graph.shard import TypedBounds
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
@@ -22,7 +21,6 @@ from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 Reverse = EdgeType | Literal["auto"] | None
 _PREFIX = "rev_"  # as PyG's ToUndirected calls the reverse of an edge type
-_GIVEN = "edge_given_labels"  # of labels that came as a tensor
 
 
 class LinkEnds(NamedTuple):
@@ -343,25 +341,6 @@ def taken_masks(edges: Edges, shares: Mapping[str, float | str]) -> tuple[Edges,
         return edges, dict(shares)
     left = {name: rows for name, rows in arrays.items() if name not in named.values()}
     return replace(edges, graph=edges.with_arrays(left)), taken
-
-
-def named_labels(edges: Edges, labels: str | Tensor | None) -> tuple[Edges, str | None]:
-    """The edges with the labels as an array of theirs, if there are any, and the name of that array."""
-    if labels is None:
-        return edges, None
-    if not isinstance(labels, Tensor):
-        check_word("labels", labels, "edge_rating")
-        return edges, labels
-    if EDGE_IDS not in edges.arrays:
-        raise ValueError(
-            "labels is a tensor in the order of data.edge_index, and edges of the graph are in another one, which it "
-            "does not know: Graph.from_pyg(data, edge_ids=True) keeps it. Or let the edges carry the labels, "
-            'data.edge_rating = labels, and name them, labels="edge_rating".'
-        )
-    places = edges.arrays[EDGE_IDS]
-    if labels.dim() == 0 or len(labels) <= int(places.max() if places.numel() else -1):
-        raise ValueError(f"labels must have a row for each edge of data.edge_index, got {shown(labels)}.")
-    return replace(edges, graph=edges.with_arrays({**edges.arrays, _GIVEN: labels.detach()[places]})), _GIVEN
 
 
 def check_labels(name: str, labels: Tensor) -> None:

@@ -17,6 +17,7 @@ from lightning_gnn_dist.checks import (
     check_path,
     check_seed,
     check_true_or_false,
+    check_word,
     is_number,
     shown,
 )
@@ -28,7 +29,6 @@ from lightning_gnn_dist.extensions.links.edges import (
     check_no_negatives,
     checked_edge_type,
     masks_of_nodes,
-    named_labels,
     taken_masks,
     types_at,
 )
@@ -262,7 +262,7 @@ def split_edges(
     undirected: bool | None = None,
     edge_type: EdgeType | None = None,
     reverse: Reverse = "auto",
-    labels: str | Tensor | None = None,
+    labels: str | None = None,
     time: str | None = None,
 ) -> LinkSplit:
     """Hold edges back for validation and testing: among false ones that they will be ranked with, or with their labels.
@@ -286,8 +286,7 @@ def split_edges(
             other types stay.
         reverse: The edge type that holds the same links turned round, from which held ones go, too: ``"auto"`` to find
             it by its name, ``rev_...``, or by its links, None if there is none.
-        labels: Name of the edge array with what is to be predicted, or a tensor with a row for each edge of
-            ``data.edge_index``, for a graph of ``Graph.from_pyg(data, edge_ids=True)``. Default: there are none.
+        labels: Name of the edge array with what is to be predicted. Default: there are none.
         time: Name of the edge array that says when each edge was there. The last are held, and stay in the graph, for a
             ``TemporalSampler`` shows each what was before it. Default: edges are held back at random.
     """
@@ -297,14 +296,15 @@ def split_edges(
     _check_numbers(val, test, seed, negatives, time, has_labels=labels is not None)
     check_directions(edge_type, undirected)
     seed, count = int(seed), 100 if negatives is None else int(negatives)
-    edges, name = named_labels(edges, labels)
+    if labels is not None:
+        check_word("labels", labels, "edge_rating")
     edges, shares = taken_masks(edges, {"val": val, "test": test})
     edges = replace(edges, reverse=edges.reverse_of(reverse))
     if time is not None:
-        leaks.check_times_of_edges(edges, time, name)
+        leaks.check_times_of_edges(edges, time, labels)
         leaks.check_reverse_times(edges, time, is_sure=reverse != "auto")
-    found = EdgesToSplit(edges, name, time, undirected).held_back(shares, seed, count)
-    return LinkSplit(*found[:4], edge_type, edges.reverse, name, found.arrays, time)
+    found = EdgesToSplit(edges, labels, time, undirected).held_back(shares, seed, count)
+    return LinkSplit(*found[:4], edge_type, edges.reverse, labels, found.arrays, time)
 
 
 def _check_numbers(

@@ -12,13 +12,11 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batch import ENDS, NamesOfTypes
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
-from lightning_gnn_dist.checks import check_callable, shown
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.layers.through_layers import COPIES
 
-Score = Literal["model", "dot"] | Callable[[Tensor, Tensor], Tensor]
-_SAME = "as in lambda senders, receivers: senders @ receivers.T"
+Score = Literal["model", "dot"]
 _WORK = 24  # bytes of a pair beside its score: what is sorted, and where it stands
 
 
@@ -37,14 +35,6 @@ class Ends(NamedTuple):
 Scorer = Callable[[Ends, Ends], Tensor]
 
 
-def check_score(score: object) -> None:
-    """Refuse what says nothing of how pairs are scored."""
-    if not (isinstance(score, str) and score in ("model", "dot")):
-        if isinstance(score, str) or not callable(score):
-            raise ValueError(f'score must be "model", "dot" or a function of two tensors, {_SAME}, got {shown(score)}.')
-        check_callable("score", score, f"a function of two tensors, {_SAME}", torch.ones(1, 1), torch.ones(1, 1))
-
-
 def bytes_of_pair(score: Score, row: Tensor) -> int:
     """Return the bytes that scoring a pair takes.
 
@@ -52,36 +42,22 @@ def bytes_of_pair(score: Score, row: Tensor) -> int:
         score: How it is scored.
         row: A row of a node.
     """
-    of_score = COPIES * row.element_size() + _WORK
-    copies = {"dot": 0, "model": 2 * COPIES}.get(score, COPIES) if isinstance(score, str) else COPIES
-    return int(of_score + copies * row.nbytes)
+    copies = 0 if score == "dot" else 2 * COPIES
+    return int(COPIES * row.element_size() + _WORK + copies * row.nbytes)
 
 
 def scorer_of(score: Score, module: LightningModule, model: ModelLayers, asked: Asked) -> Scorer:
     """Return what scores pairs.
 
     Args:
-        score: How: by ``forward()`` of the module, by dot products, or by a function of two tensors of rows.
+        score: How: by ``forward()`` of the module, or by dot products of rows.
         module: The module that the user has written.
         model: Its layers.
         asked: What batches of pairs say.
     """
     if score == "model":
         return ByModel(module, model, asked)
-    if isinstance(score, str):
-        return lambda senders, receivers: senders.rows.flatten(1) @ receivers.rows.flatten(1).T
-
-    def found(senders: Ends, receivers: Ends) -> Tensor:
-        scores, wanted = score(senders.rows, receivers.rows), (len(senders.ids), len(receivers.ids))
-        if not isinstance(scores, Tensor) or scores.shape != wanted:
-            got = f"{tuple(scores.shape)}" if isinstance(scores, Tensor) else f"a {type(scores).__name__}"
-            raise ValueError(
-                f"score must return a tensor of {wanted}, a score for each sender and receiver, and returned {got}: "
-                f"{_SAME}."
-            )
-        return scores
-
-    return found
+    return lambda senders, receivers: senders.rows.flatten(1) @ receivers.rows.flatten(1).T
 
 
 class Asked(NamedTuple):
@@ -117,8 +93,7 @@ class ByModel:
             got = f"a tensor of {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
             raise TypeError(
                 f"forward() of {type(self._module).__name__} returned {got} for the {count} pairs of a batch: it must "
-                'return a score for each column of edge_label_index. Or name score="dot", or a function of two tensors '
-                f"of rows, {_SAME}."
+                'return a score for each column of edge_label_index. Or name score="dot", dot products of rows.'
             )
         return found.view(len(senders.ids), len(receivers.ids))
 
@@ -147,8 +122,7 @@ class ByModel:
     def _refuse(self) -> Any:
         raise ValueError(
             f"forward() of {type(self._module).__name__} reads more of a batch than the rows of layers() and "
-            "edge_label_index, and pairs have no more: let it score through_layers(self, batch), or name score=, a "
-            f"function of two tensors of rows, {_SAME}."
+            'edge_label_index, and pairs have no more: let it score through_layers(self, batch), or name score="dot".'
         )
 
 

@@ -150,7 +150,7 @@ class LinkSearch:
             scorer_of(self.score, self.module, model, asked),
             min(self.k, len(self.links.ends.receivers)),
             self.module.device,
-            in_place=isinstance(self.score, str) and bool((receivers.nodes.diff() == 1).all()),  # functions may write
+            in_place=bool((receivers.nodes.diff() == 1).all()),
         )
         return ranking, senders, places
 

@@ -14,7 +14,6 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, have_names, within
-from lightning_gnn_dist.names import extension
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
@@ -24,15 +23,15 @@ _NO_ARRAYS = {"num_nodes", "edge_index", "adj_t"}
 
 
 def graph_of(data: Any, *, check_features: bool, float_labels: bool, edge_ids: bool, time: str | None) -> Graph:
-    """The graph of a ``Data`` or ``HeteroData``, or of two stores; what cannot be trained on is refused."""
+    """The graph of a ``Data`` or ``HeteroData``; what cannot be trained on is refused."""
     from torch_geometric.data import Data, HeteroData  # two seconds, and saved graphs need none of it
 
-    is_pair = isinstance(data, tuple)
-    if is_pair and len(data) == 2 and data[0] is data[1] and isinstance(data[0], Data | HeteroData):
-        data, is_pair = data[0], False  # both stores at once, of which that of features would not name those of edges
-    if not is_pair and not isinstance(data, Data | HeteroData):
-        raise TypeError(f"data must be a torch_geometric.data.Data, for Graph.from_pyg(data), got {shown(data)}.")
-    nodes, edges = extension("stores")(data) if is_pair else contents_of(data)
+    if not isinstance(data, Data | HeteroData):
+        way_out = " Read a pair of stores into a HeteroData, whole." if isinstance(data, tuple) else ""
+        raise TypeError(
+            f"data must be a torch_geometric.data.Data, for Graph.from_pyg(data), got {shown(data)}.{way_out}"
+        )
+    nodes, edges = contents_of(data)
     if time is not None and not any(nodes):
         raise ValueError(f"time ({shown(time)}) orders the edges of a HeteroData: leave it out for a Data.")
     _check_tensors(nodes, edges, time)

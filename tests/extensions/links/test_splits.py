@@ -119,19 +119,6 @@ def test_arrays_of_any_name_are_saved(tmp_path: Path) -> None:
         assert all(again.held_arrays[name][array].equal(rows) for array, rows in arrays.items())
 
 
-def test_a_tensor_of_labels_is_in_the_order_of_the_data() -> None:
-    data = Data(edge_index=torch.randint(20, (2, 80)), num_nodes=20)
-    labels = data.edge_index[0] * 20 + data.edge_index[1]  # a class for each pair
-    split = split_edges(Graph.from_pyg(data, edge_ids=True), labels=labels)
-    for batch in data_of(split).train_dataloader():
-        sender, receiver = batch.n_id[batch.edge_label_index]
-        assert batch.edge_label.equal(sender * 20 + receiver)
-    with pytest.raises(ValueError, match=r"order of data.edge_index, .* edge_ids=True"):
-        split_edges(Graph.from_pyg(data), labels=labels)
-    with pytest.raises(ValueError, match="labels must have a row for each edge"):
-        split_edges(Graph.from_pyg(data, edge_ids=True), labels=labels[:9])
-
-
 def test_what_cannot_work_is_refused() -> None:
     graph, split = rated(), split_of(None)
     graph.edge_arrays["edge_sign"] = torch.where(torch.arange(graph.num_edges) % 2 == 0, 1, -1)

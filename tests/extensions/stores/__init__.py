@@ -1,1 +1,0 @@
-"""Pairs of stores of PyG as graphs."""
