@@ -3,7 +3,6 @@
 import os
 import threading
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import ClusterSampler, Graph, LadiesSampler, Loading, NeighborSampler, citations, communities
+from lightning_gnn_dist import ClusterSampler, Graph, LadiesSampler, Loading, NeighborSampler, communities
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
@@ -130,42 +129,6 @@ def test_what_fits_is_read_through_the_map(tmp_path: Path) -> None:
     rows.close()
 
 
-# Batches read from files are those that are read through the map.
-
-
-def of(form: Callable[..., Any]) -> Graph:
-    graph = communities(500, 4, num_features=8)
-    arrays = graph.node_arrays | form(graph.node_arrays["x"])
-    return Graph(graph.indptr, graph.indices, arrays, {"edge_weight": torch.rand(graph.num_edges)})
-
-
-def typed() -> Graph:
-    data = citations(400, 2, mean_degree=3).to_pyg()
-    for kind in data.edge_types:
-        data[kind].edge_weight = torch.rand(data[kind].num_edges)
-    return Graph.from_pyg(data)
-
-
-GRAPHS = {form.__name__: partial(of, form) for form in (floats, halves, scaled)} | {"typed": typed}
-
-
-@pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS)
-@pytest.mark.parametrize(
-    ("is_saved", "num_threads", "all_labels"), [(False, 0, True), (True, 2, False), (True, 0, True)]
-)
-def test_batches_are_the_same(
-    make: Callable[[], Graph], is_saved: bool, num_threads: int, all_labels: bool, tmp_path: Path
-) -> None:
-    graph = make()
-    if is_saved:
-        graph.save(tmp_path / "graph")
-        graph = Graph.open(tmp_path / "graph")
-    source = partial(GraphSource, graph, NeighborSampler([-1, -1]), all_labels=all_labels)
-    plain, sparing = (over(source(), torch.arange(400), 7, seed=0, num_threads=num_threads) for _ in range(2))
-    sparing.spare_memory()
-    check_same(map(contents, sparing), map(contents, plain))
-
-
 # Rows that are read from a file in few requests are those of the array.
 
 
@@ -228,12 +191,6 @@ def test_without_a_way_past_the_cache_rows_are_the_same(tmp_path: Path, monkeypa
     reads = MergedReads(array)
     assert reads.take(rows).equal(array[rows])
     reads.close()
-
-
-def test_a_row_wider_than_a_request_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merged_reads, "REQUEST_BYTES", 64)
-    array = mapped(tmp_path / "a.npy", torch.randn(20, 50))
-    assert MergedReads(array).take(torch.tensor([0, 1, 7, 19])).equal(array[[0, 1, 7, 19]])
 
 
 def test_a_file_that_was_cut_short_is_named(tmp_path: Path) -> None:
@@ -315,16 +272,6 @@ def test_it_holds_what_is_needed_soonest(num_rows: int, known: int) -> None:
             assert gather_joined(none[name], cache.rows[name], fetched[name], places).equal(array[bulk])
     assert hits == held_by_belady(num_rows, known)
     assert cache.rows["x"].shape == (num_rows, 3) and cache.asked == sum(map(len, bulks))
-
-
-def test_without_room_everything_is_fetched() -> None:
-    cache = RowCache({"x": torch.empty(0, 2)}, 0)
-    for bulk in some_bulks():
-        Caches([cache], 0).settle([[bulk]])
-        places, missing = cache.look_up(bulk)
-        cache.offer(missing, {"x": missing.view(-1, 1).expand(-1, 2).float()})
-        assert missing[places].equal(bulk)
-    assert cache.hits == 0
 
 
 def bulks_of_types() -> list[list[Tensor]]:

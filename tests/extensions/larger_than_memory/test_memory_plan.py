@@ -27,7 +27,6 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.extensions.larger_than_memory import sources
 from lightning_gnn_dist.extensions.larger_than_memory.files import FileSource
 from lightning_gnn_dist.extensions.larger_than_memory.memory import BESIDE, Needs
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import (
@@ -113,13 +112,6 @@ def test_expected_reads_are_those_by_hand(sampler: object, sizes: list[int]) -> 
     assert torch.allclose(found.of_nodes, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
 
 
-def test_without_training_nodes_all_nodes_count() -> None:
-    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [3, 3, 3]]), 4)
-    assert expected_reads(graph, NeighborSampler([1]), 4).of_nodes.tolist() == pytest.approx(
-        reads_by_hand(graph, [0, 1, 2, 3], [1], 1)
-    )
-
-
 def test_rows_that_are_read_most_are_those_that_batches_hold() -> None:
     graph = communities(3000, 5, num_features=8, mean_degree=12.0, train_share=0.2, seed=1)
     sampler, seeds = NeighborSampler([6, 4]), graph.split("train")
@@ -150,12 +142,6 @@ def test_rows_of_several_types_fit_together() -> None:
         if widths[kind] and (used := used + widths[kind]) <= 1500:
             expected[kind].insert(0, node - types.offsets[kind])
     assert [ids.tolist() for ids in found] == expected
-
-
-def test_ties_go_to_the_smaller_id() -> None:
-    types = communities(20, 2, num_features=8).types
-    assert most_read(torch.ones(20), types, (32,), 100)[0].tolist() == [0, 1, 2]
-    assert most_read(torch.ones(20), types, (32,), 31)[0].tolist() == []
 
 
 def test_figures_say_what_is_read_where() -> None:
@@ -355,15 +341,6 @@ def test_what_is_free_decides(large_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert isinstance(source_of(given), FileSource)
     assert given._home._sources.rows.cache.num_bytes == 100  # type: ignore[attr-defined]
     assert isinstance(source_of(data_of_large(whole())), GraphSource)  # in RAM
-
-
-def test_it_is_said_once(large_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(sources, "rank_zero_info", told.append)
-    has_free(1 << 14, monkeypatch)
-    trainer(1).test(Net("SAGE"), data_of_large(large_path), verbose=False)
-    said = [text for text in told if "reads rows from its files ahead" in text]
-    assert len(said) == 1 and "16.4 kB are free" in said[0] and "2.0 kB hold those that come again" in said[0]
 
 
 def predicted(module: Any, data: Any) -> Tensor:

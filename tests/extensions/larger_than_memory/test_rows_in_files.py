@@ -21,7 +21,6 @@ from lightning_gnn_dist import (
     GlobalBatching,
     Graph,
     Isolated,
-    LinkDataModule,
     LLCGStrategy,
     Loading,
     NeighborSampler,
@@ -29,7 +28,6 @@ from lightning_gnn_dist import (
     RunReport,
     WholePartSampler,
     communities,
-    split_edges,
 )
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, plain_ddp
@@ -149,19 +147,6 @@ def test_a_fit_leaves_nothing_however_it_ends(saved: str) -> None:
     (found,) = run_ranks(left, 1, saved)
     said = dict.fromkeys(ENDS, "") | {"exception": "ZeroDivisionError", "SIGTERM": "SIGTERMException"}
     assert found == {how: (said[how], 0, 0) for how in ENDS}
-
-
-def test_links_are_learned_from_files(tmp_path: Path) -> None:
-    split = split_edges(communities(500, 4, num_features=16), 0.1, 0.1, seed=0)
-    split.save(tmp_path / "split")
-    loaders = []
-    for loading in (Loading(), Loading(cache_bytes=CACHE)):
-        data = LinkDataModule(tmp_path / "split", sampler=SAMPLER, batch_size=64, loading=loading)
-        data.setup("fit")
-        loaders.append(list(data.train_dataloader()))
-        data.teardown("fit")
-    for expected, found in zip(*loaders, strict=True):
-        assert found.x.equal(expected.x) and found.edge_label_index.equal(expected.edge_label_index)
 
 
 def test_what_has_no_rows_in_files_is_refused(saved: str, tmp_path: Path) -> None:

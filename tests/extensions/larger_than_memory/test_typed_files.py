@@ -35,7 +35,6 @@ from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.larger_than_memory.test_rows_in_files import strategy_of
 from tests.loaders import over
-from tests.ranks import run_ranks
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 COUNTS = {"author": 150, "paper": 300, "venue": 9, "word": 80}
@@ -147,15 +146,6 @@ def test_what_is_read_are_the_blocks_of_a_disk(folder: Path) -> None:
     rows.close()
 
 
-def test_rows_of_other_graphs_are_not_these(folder: Path) -> None:
-    graph = Graph.open(folder)
-    assert DiskRows.of(graph, WIDE) is None
-    rows = DiskRows.of(graph, WIDE - 1)
-    assert rows is not None and rows.are_rows_of(graph) and rows.are_rows_of(graph.with_seeds("paper"))
-    assert not rows.are_rows_of(of_widths()) and not rows.are_rows_of(Graph.open(folder))
-    rows.close()
-
-
 # A fit on a typed graph whose rows are read from files is the fit in RAM, on ranks and resumed within a pass.
 
 
@@ -213,24 +203,6 @@ class Fit:
         self.trainer = trainer(world_size, made, callbacks=[Figures()], **options)
         self.trainer.fit(self.module, self.data, ckpt_path=resumed)
         self.weights = torch.nn.utils.parameters_to_vector(self.module.parameters()).detach()
-
-
-def fits(rank: int, world_size: int, folder: str, strategy: str) -> list[tuple[Tensor, dict[str, float]]]:
-    options = {"sampler": NeighborSampler([4, 3]), "max_epochs": 1, "limit_val_batches": 1}
-    made = [
-        Fit(where, world_size, strategy, loading, **options)
-        for where, loading in ((graph_of_papers(), Loading()), (folder, Loading(cache_bytes=CACHE, bulk_size=2)))
-    ]
-    return [(fit.weights, fit.figures) for fit in made]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("world_size", "strategy"), [(2, "llcg"), (3, "grappa")])
-def test_a_fit_on_ranks_is_the_one_in_ram(saved: str, world_size: int, strategy: str) -> None:
-    for (expected, plain), (found, figures) in run_ranks(fits, world_size, saved, strategy):
-        assert "data/fetched_bytes" not in plain
-        assert figures["data/fetched_bytes"] > 0 and 0 < figures["data/cache_hit_rate"] < 1
-        assert found.equal(expected)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.engine.rng import draw_bits, key
+from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.links.edges import edges_of
 from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
@@ -227,17 +227,6 @@ def test_corrections_are_slices_of_batches_of_the_whole_graph() -> None:
     assert int(anchor.edge_label.sum()) > 0
 
 
-@pytest.mark.slow
-def test_a_model_learns_to_rank() -> None:
-    split = small_split()
-    before, after = model(), model()
-    data = module_of(split, batch_size=128)
-    untrained = trainer(1).test(before, data, verbose=False)[0]["mrr"]
-    fitting = trainer(1, max_epochs=20)
-    fitting.fit(after, data)
-    assert fitting.test(after, data, verbose=False)[0]["mrr"] > untrained + 0.05
-
-
 def test_what_cannot_work_is_refused() -> None:
     split = small_split()
     for options, message in (
@@ -423,14 +412,6 @@ def test_the_only_free_node_is_found_and_none_is_reported() -> None:
         graph, torch.tensor([[400, 0]]), torch.tensor([1, 2]), 4, key(0, 0, 0, 0), Candidates(range(300))
     )
     assert failed.tolist() == [1]
-
-
-def test_bits_are_fair_and_belong_to_ids() -> None:
-    ids = torch.arange(4000)
-    bits = draw_bits(key(3, 0, 0, -2), ids)
-    assert 0.45 < bits.float().mean() < 0.55
-    assert torch.equal(draw_bits(key(3, 0, 0, -2), ids[1000:1500]), bits[1000:1500])
-    assert not torch.equal(draw_bits(key(4, 0, 0, -2), ids), bits)
 
 
 # Held links are judged by rows of the whole graph, though layers count the degrees of senders.

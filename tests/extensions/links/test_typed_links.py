@@ -27,7 +27,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.graph.typed.names import EdgeType
-from tests.data_fitting import SOME_STRATEGIES, fit_and_test, fit_whole_and_resumed
+from tests.data_fitting import SOME_STRATEGIES, fit_and_test
 from tests.placing import batches_of, most_seeds, placed, seeds_and_source
 from tests.ranks import run_ranks
 from tests.typed_sage import LinkHetero, targets_of, typed_graph_of_papers
@@ -232,17 +232,6 @@ def held(split: LinkSplit, name: str) -> Counter[tuple[int, int, float]]:
     edges, negatives = split.edges[name], split.negatives[name]
     false = [(s, r, 0.0) for s, row in zip(edges[0].tolist(), negatives.tolist(), strict=True) for r in row]
     return Counter([(s, r, 1.0) for s, r in pairs(edges)] + false)
-
-
-def test_a_resumed_fit_of_a_saved_split_ends_with_the_same_weights(tmp_path: Path) -> None:
-    split = split_of()
-    split.save(tmp_path / "split")
-    made = lambda: (module_of(split), data_of(tmp_path / "split"))  # noqa: E731
-    fit, module, data = fit_whole_and_resumed(made, tmp_path / "last.ckpt")
-    module.targets.clear()
-    (metrics,) = fit.test(module, data, verbose=False)
-    assert Counter(module.targets) == held(split, "test")
-    check_ranking(metrics, module, split)
 
 
 def made(split: LinkSplit, name: str) -> tuple[LinkHetero, LinkDataModule]:

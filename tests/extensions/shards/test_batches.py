@@ -39,7 +39,6 @@ from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.batch_contents import check_same, contents
-from tests.conftest import module_of
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, plain_ddp
 from tests.extensions.shards.graphs import CountingGraph, drawn_of, joined, made_of, opened
@@ -182,19 +181,6 @@ def pair_of(graph: Graph, num_parts: int) -> tuple[Graph, Graph, Partition]:
     kinds = graph.types.type_of(torch.arange(graph.num_nodes))
     order = (kinds * num_parts + partition.assignment).argsort(stable=True)
     return graph.with_seeds(kind), graph.induced(order).with_seeds(kind), partition
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-def test_real_graphs(tmp_path: Path, shared_data: Path, world_size: int) -> None:
-    if not (shared_data / "typed").is_dir():
-        pytest.skip("the folder of typed graphs (../shared/data/typed) is not there")
-    reader: Any = module_of(shared_data / "typed" / "read_typed.py")
-    pairs = []
-    for name in reader.names():
-        data = reader.to_hetero(name, reverse=True)
-        pairs.append(pair_of(Graph.from_pyg(data, edge_ids=True, check_features=False), world_size))
-    compare(pairs, NeighborSampler([3, 2]), 0, tmp_path)
 
 
 def odd_graph(num_types: int) -> Graph:

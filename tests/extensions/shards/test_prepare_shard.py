@@ -7,7 +7,6 @@ import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data
 
 from lightning_gnn_dist import (
     Fetch,
@@ -94,18 +93,6 @@ def test_nodes_may_be_a_table(source: Path, tmp_path: Path) -> None:
         assert shard.rows.node_arrays["x"].shape[1] == 3 and same(shard.rows, expected[index].rows)
     with pytest.raises(SystemExit, match=r"y\.npy holds no arrays"):
         main(["prepare", *given[:3], str(source / "y.npy"), "--shard", "0", "--num-shards", "2"])
-
-
-def test_files_of_pyg_and_archives_have_shards_too(source: Path, tmp_path: Path) -> None:
-    arrays = {file.stem: np.load(file) for file in source.glob("*.npy")}
-    arrays["edge_index"] = np.concatenate([np.load(file) for file in sorted((source / "edge_index").iterdir())], 1)
-    np.savez(tmp_path / "data.npz", **arrays)
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    torch.save(Data(num_nodes=NUM_NODES, **tensors), tmp_path / "data.pt")
-    for name in ("source", "data.npz", "data.pt"):
-        prepare_graph(tmp_path / name, tmp_path / f"host of {name}", shard=OneShard(1, PARTS))
-    first, *others = (Shard.open(tmp_path / f"host of {name}", 1) for name in ("source", "data.npz", "data.pt"))
-    assert all(same(first.rows, other.rows) and first.bounds.mark == other.bounds.mark for other in others)
 
 
 def test_shards_of_other_files_do_not_join(source: Path, tmp_path: Path) -> None:

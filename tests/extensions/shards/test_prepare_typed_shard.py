@@ -195,18 +195,6 @@ def test_it_goes_on_after_any_kill(kind: str, tmp_path: Path, request: pytest.Fi
     check_equal(host, expected, 1)
 
 
-def test_parquet_is_read_as_text_is(tables: Path, tmp_path: Path) -> None:
-    csv, parquet = pytest.importorskip("pyarrow.csv"), pytest.importorskip("pyarrow.parquet")
-    expected = divided(tables, tmp_path / "expected", "ranges", "year")
-    for name, separator in (("nodes/author.tsv", "\t"), ("edges/author__writes__paper.csv", ",")):
-        file = tables / name
-        read = csv.read_csv(file, parse_options=csv.ParseOptions(delimiter=separator))
-        parquet.write_table(read, file.with_suffix(".parquet"), row_group_size=5)
-        file.unlink()
-    prepare_graph(tables, tmp_path / "host", shard=OneShard(1, PARTS), time="year", memory_bytes=3_000)
-    check_equal(tmp_path / "host", expected, 1)
-
-
 @pytest.mark.parametrize(
     ("name", "parts", "message"),
     [

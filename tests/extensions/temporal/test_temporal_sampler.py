@@ -4,7 +4,6 @@ import copy
 import math
 from collections import Counter, defaultdict
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +19,6 @@ from lightning_gnn_dist.extensions.temporal import times as times_module
 from lightning_gnn_dist.extensions.temporal.times import time_order
 from lightning_gnn_dist.graph import rows
 from lightning_gnn_dist.graph.typed.names import have_names
-from tests.conftest import module_of
 from tests.extensions.temporal.temporal_graphs import GRAPHS, KEY, plain, typed
 
 
@@ -137,28 +135,6 @@ def test_no_tree_has_an_event_that_its_seed_must_not_see(name: str, sight: dict[
                     assert sorted(drawn) == sorted(event.position for events in latest for event in events)
                 else:
                     assert len(drawn) == len(set(drawn)) == sum(map(len, latest))
-
-
-@pytest.mark.parametrize("name", ["f1", "football", "stackex_quantum"])
-def test_on_real_graphs_a_tree_is_what_was_there(shared_data: Path, name: str) -> None:
-    """Nearly all edges of f1 and football share their time with others, and many times are negative."""
-    if not (shared_data / "typed").is_dir():
-        pytest.skip("the folder of typed graphs (../shared/data/typed) is not there")
-    data = module_of(shared_data / "typed" / "read_typed.py").to_hetero(name, reverse=True)
-    graph, kind = Graph.from_pyg(data), data.meta["target"]
-    seeds = graph.types.to_global(kind, torch.arange(0, data[kind].num_nodes, data[kind].num_nodes // 12))
-    (sample,) = TemporalSampler([-1, 8], "time").sample_bulk(graph, [seeds], [KEY])
-    batch, times = assemble(graph, sample), data[kind].time
-    for (source, relation, target), store in batch.edge_items():
-        of_seed = batch[kind].seed_time[batch[target].batch[store.edge_index[1]]]
-        time = store.get("time", batch[source].time[store.edge_index[0]] if "time" in batch[source] else None)
-        assert time is None or bool((time < of_seed).all())
-        whole = data[source, relation, target]
-        before = whole.get("time", data[source].time[whole.edge_index[0]] if "time" in data[source] else None)
-        if target == kind:
-            is_seen = True if before is None else before < times[whole.edge_index[1]]
-            into = torch.isin(whole.edge_index[1], batch[kind].n_id[: seeds.numel()]) & is_seen
-            assert store.num_sampled_edges[0] == int(into.sum())
 
 
 def star(num_edges: int, num_hidden: int) -> Graph:
