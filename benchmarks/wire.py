@@ -2,7 +2,7 @@
 
     sudo python benchmarks/wire.py      # two network namespaces joined by a cable (Linux, root)
 
-Every strategy trains with one rank on each host and with two, which hold one part of it. It trains twice, the second
+Every strategy trains with one rank on each host and with two. It trains twice, the second
 time for three times as many rounds (or, for TMA, seconds): the table compares what the longer run sent more. So what
 belongs to the start alone is left out: rendezvous, and the first broadcast of the weights.
 """
