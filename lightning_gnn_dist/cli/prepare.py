@@ -22,8 +22,7 @@ from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.prepare.files.arrays import SPLITS, Choice
 from lightning_gnn_dist.prepare.given import as_files
-from lightning_gnn_dist.prepare.portion import Portion
-from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Preparation
+from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Portion, Preparation
 from lightning_gnn_dist.prepare.steps.describe import Prepared
 
 ONE_SHARD = "lightning_gnn_dist.extensions.shards.one_shard"
@@ -36,7 +35,10 @@ def run(options: argparse.Namespace) -> None:
         shard = _shard(options)
         source = options.source[0] if len(options.source) == 1 else options.source
         given = {"source": source, "nodes": options.nodes}
-        with as_files(options.out, given, options.task, is_whole=shard is None) as files:
+        with ExitStack() as ends:
+            with _stages() as on_progress:
+                of_files = as_files(options.out, given, options.task, on_progress, is_whole=shard is None)
+                files = ends.enter_context(of_files)
             preparation = _preparation(options, files, shard)
             if _is_of_torchrun() and preparation.target.exists() and not options.overwrite:
                 print(f"{preparation.target} is there. To make it anew, add --overwrite, or remove it.")

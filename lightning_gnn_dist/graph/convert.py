@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -329,3 +330,13 @@ def scale_of(name: str, arrays: Mapping[str, Tensor]) -> Tensor | None:
     if array.dtype != torch.int8 or scale is None or not scale.is_floating_point() or scale.numel() != len(array):
         return None
     return scale
+
+
+def fingerprint_of(arrays: Iterable[tuple[str, torch.dtype, Sequence[int], Iterable[Tensor]]]) -> str:
+    """The hash of ``indptr``, ``indices`` and the masks, each given as name, type, shape and pieces of its content."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, dtype, shape, pieces in arrays:
+        digest.update(f"{name} {dtype} {tuple(shape)}".encode())
+        for piece in pieces:
+            digest.update(piece.contiguous().numpy().data)
+    return digest.hexdigest()

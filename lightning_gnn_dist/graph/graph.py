@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
@@ -222,7 +222,7 @@ class Graph:
         """A hash of the edges and of every array whose name ends in ``_mask``."""
         if self._fingerprint is None:
             arrays = {"indptr": self.indptr, "indices": self.indices, **self.types.masks}
-            self._fingerprint = fingerprint_of(
+            self._fingerprint = convert.fingerprint_of(
                 (name, tensor.dtype, tensor.shape, tensor.split(EDGES_AT_ONCE)) for name, tensor in arrays.items()
             )
         return self._fingerprint
@@ -404,16 +404,6 @@ _ROWS = 64  # read of a larger array: each may be a read from the disk
 
 
 _SEED = 7
-
-
-def fingerprint_of(arrays: Iterable[tuple[str, torch.dtype, Sequence[int], Iterable[Tensor]]]) -> str:
-    """The hash of ``indptr``, ``indices`` and the masks, each given as name, type, shape and pieces of its content."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, dtype, shape, pieces in arrays:
-        digest.update(f"{name} {dtype} {tuple(shape)}".encode())
-        for piece in pieces:
-            digest.update(piece.contiguous().numpy().data)
-    return digest.hexdigest()
 
 
 def sampled_digest(arrays: Mapping[str, Tensor]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +15,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_path, shown
+from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.store import IDS, check_unchanged
 
 Ids = NDArray[Any]
 _AT_ONCE = 1 << 20  # ids that are compared together
 Columns = Callable[[int, Ids], dict[str, Ids]]  # of some rows of a table, given the number of the first
-CLASSES, OWN = ".classes", ".own"  # suffixes of a file of names, and of a folder of columns, beside the ids of a type
+CLASSES, CATEGORIES, OWN = (
+    ".classes",
+    ".categories",
+    ".own",
+)  # suffixes of what lies beside the ids of a type: names, columns
 WITHOUT_IDS = (
     "has no such ids of nodes: `prepare` keeps them where it reads nodes from a table. Prepare the graph anew if an "
     "older release has made it; of a split or of shards, name the graph that these were made of."
@@ -34,6 +41,18 @@ def class_names(path: str | Path, node_type: str = "") -> list[str] | None:
     """
     file = ids_file(check_path("path", path), node_type).with_suffix(CLASSES)
     return np.load(file, allow_pickle=False).tolist() if file.exists() else None
+
+
+def category_names(path: str | Path, node_type: str = "") -> dict[str, list[str]]:
+    """Return the words of each column of ``categories``, of which the first is 1, as 0 is none of them.
+
+    Args:
+        path: A graph that :func:`prepare_graph` has made of tables.
+        node_type: The type of the nodes, of a graph with types.
+    """
+    file = ids_file(check_path("path", path), node_type).with_suffix(CATEGORIES)
+    found: dict[str, list[str]] = json.loads(file.read_text()) if file.exists() else {}
+    return found
 
 
 def ids_beside(folder: Path | None, node_type: str) -> Ids | None:
@@ -166,6 +185,24 @@ def nodes_with_ids(path: str | Path, ids: Sequence[Any] | Ids, node_type: str = 
 def ids_file(folder: Path, node_type: str) -> Path:
     """The file of the ids of a type in a saved graph, beside which the rest lies."""
     return folder / IDS / f"{node_type or 'nodes'}.npy"
+
+
+def keep_ids(ids: Path, folder: Path, node_type: str) -> None:
+    """Copy into the folder of a saved graph a file of ids, and what lies beside it.
+
+    That is ``classes.npy``, the names of labels that were words, ``categories.json``, those of columns, and ``own``, a
+    folder with the columns that say what a row of a table of questions is.
+    """
+    file = ids_file(folder, node_type)
+    file.parent.mkdir(exist_ok=True)
+    kept = {ids: file, ids.with_name("classes.npy"): file.with_suffix(CLASSES)}
+    kept[ids.with_name("categories.json")] = file.with_suffix(CATEGORIES)
+    kept |= {own: file.with_suffix(OWN) / own.name for own in (ids.parent / "own").glob("*.npy")}
+    for source, target in kept.items():
+        if source.exists():
+            target.parent.mkdir(exist_ok=True)
+            shutil.copyfile(source, target)
+            flush(target)
 
 
 def places_of(ids: Ids, asked: Ids) -> NDArray[np.int64]:

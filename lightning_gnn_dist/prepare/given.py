@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning_gnn_dist.checks import check_path, shown
 from lightning_gnn_dist.graph.storage.npy import checksum_of
-from lightning_gnn_dist.prepare.steps.edges import MemoryTooSmall
+from lightning_gnn_dist.prepare.steps.edges import MemoryTooSmall, OnProgress
 from lightning_gnn_dist.prepare.tables.engine import duckdb_for, literal
 
 CONNECTIONS = "lightning_gnn_dist.extensions.databases.connection"  # reads what such a name stands for
@@ -21,7 +21,12 @@ IS_CONNECTION = "://"
 
 @contextmanager
 def as_files(
-    out: Path, given: Mapping[str, Any], tasks: str | Path | None = None, *, is_whole: bool = True
+    out: Path,
+    given: Mapping[str, Any],
+    tasks: str | Path | None = None,
+    on_progress: OnProgress = lambda stage, share: None,
+    *,
+    is_whole: bool = True,
 ) -> Iterator[dict[str, Path]]:
     """The paths that were given, and files of what is none, which are removed when the graph is written or refused.
 
@@ -31,6 +36,7 @@ def as_files(
         out: What is written.
         given: Paths, frames, several paths of one table, or the connection of a database, by the names of arguments.
         tasks: The tasks of a database that is named by a connection.
+        on_progress: Called with the name of a table that is copied, and the share of tables that is.
         is_whole: Whether all of the graph is made: shards are made by several processes, of the same files.
     """
     of_tasks = None if tasks is None else check_path("tasks", tasks)
@@ -54,7 +60,7 @@ def as_files(
                     "and of a database prepare all, and divide it (lightning-gnn-dist divide)."
                 )
             if is_connection:
-                found[name] = import_module(CONNECTIONS).as_folder(each, folder / name, of_tasks)
+                found[name] = import_module(CONNECTIONS).as_folder(each, folder / name, of_tasks, on_progress)
             else:
                 found[name] = paths[0] if len(paths) == 1 else _of_several(paths, folder / name)
         yield found

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
 import torch
 
@@ -30,20 +30,20 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL
-from lightning_gnn_dist.graph.typed.names import within
-from lightning_gnn_dist.graph.typed.tables import Tables
+from lightning_gnn_dist.graph.typed.names import EdgeType, within
+from lightning_gnn_dist.graph.user_ids import keep_ids
 from lightning_gnn_dist.prepare.files.arrays import Choice, named_kinds
 from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Inputs, NodeFiles, Unpacked, with_reverse
 from lightning_gnn_dist.prepare.given import as_files
-from lightning_gnn_dist.prepare.kept import keep_ids
-from lightning_gnn_dist.prepare.portion import Portion
 from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, MemoryTooSmall, OnProgress, check_times
 from lightning_gnn_dist.prepare.steps.journal import Journal, journal_of
 from lightning_gnn_dist.prepare.steps.nodes import (
     MAX_BYTES_AT_ONCE,
     NO_LABELS,
+    AllNodes,
     NodesOfType,
+    Part,
     check_split,
     has_fractions,
 )
@@ -51,6 +51,10 @@ from lightning_gnn_dist.prepare.tables.columns import KINDS
 from lightning_gnn_dist.prepare.tables.reading import check_there, columns_of, count_columns, count_rows, files_of
 from lightning_gnn_dist.rules import Count, Seed, check_fields
 from lightning_gnn_dist.wire.memory import held_bytes
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.graph.typed.tables import Tables
+    from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 SECONDS_PER_KEY = 150e-9  # an edge has one key per direction; measured on one core: benchmarks/scale.md
 SECONDS_PER_LINE = 600e-9  # in addition, for a table of text
@@ -176,6 +180,60 @@ DEFAULT_MEMORY = 2_000_000_000
 LEAST_ROOM = 1 << 28  # bytes for the work, however much the process holds
 
 
+class Portion:
+    """All of a graph. What derives from it prepares less."""
+
+    is_whole: ClassVar[bool] = True
+
+    @property
+    def shares(self) -> int | None:
+        """Into how many portions the graph is divided, if it is."""
+        return None
+
+    def target(self, out: Path) -> Path:
+        """The directory that is written."""
+        return out
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """What the result depends on beside the files of the graph and the other settings."""
+        return None
+
+    def check_inputs(self, inputs: Inputs) -> None:
+        """Refuse files of which this cannot be prepared."""
+
+    def edges(self, inputs: Inputs, folder: Path, draft: Path, undirected: bool, memory_bytes: int) -> EdgeSorting:
+        """Sorts the edges."""
+        return EdgeSorting(inputs, folder, draft, undirected, memory_bytes)
+
+    def part(self, kind: str, num_nodes: int) -> Part:
+        """The nodes of a type that are prepared; the name of the type is empty if the graph has no types."""
+        return AllNodes(num_nodes)
+
+    def count(self, source: Path, edges: EdgeSorting, on_progress: OnProgress) -> int:
+        """The number of nodes where only the edges of a graph without types tell."""
+        if num_nodes := edges.count(on_progress):
+            return num_nodes
+        raise ValueError(f"{source} has no edges, and does not say how many nodes there are.")
+
+    def nodes_of(self, **given: Any) -> NodesOfType:
+        """The nodes of a type, given what :class:`NodesOfType` takes."""
+        return NodesOfType(**given)
+
+    def check_nodes(self, out: Path, parts: Sequence[Part]) -> None:
+        """Refuse a division that cannot be."""
+
+    def finish(
+        self,
+        out: Path,
+        nodes: Mapping[str, NodesOfType],
+        types: GraphTypes | None,
+        edges: EdgeSorting,
+        edge_types: Collection[EdgeType],
+    ) -> None:
+        """Write what stands beside the graph."""
+
+
 def prepare_graph(
     source: Any,
     out: str | Path,
@@ -232,7 +290,7 @@ def prepare_graph(
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     check_true_or_false(overwrite=overwrite)
     out, choice = check_folder("out", out), Choice(tuple(drop), named_kinds(kinds))
-    with as_files(out, {"source": source, "nodes": nodes}, tasks, is_whole=shard is None) as files:
+    with as_files(out, {"source": source, "nodes": nodes}, tasks, on_progress, is_whole=shard is None) as files:
         settings = undirected, time, reverse, split, seed, choice, float_labels, memory_bytes
         preparation = Preparation(files["source"], out, shard, files.get("nodes"), *settings)
         preparation.run(on_progress, overwrite=overwrite)

@@ -1,10 +1,27 @@
-"""Prepare a graph again and again, each time killed a little later, until it is there."""
+"""Kills at a stage of the work, of the process itself or again and again, each time a little later."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
+OnProgress = Callable[[str, float], None]
 
-def until_it_is_there(out: Path, step: int, prepare: Callable[[Callable[[str, float], None]], object]) -> None:
+
+def killing(at: str, calls: int = 1, *, tells: bool = True) -> OnProgress:
+    """Kills this process when it tells of a stage, or has done so several times; nobody where ``tells`` is not set."""
+    left = calls
+
+    def on_progress(stage: str, share: float) -> None:
+        nonlocal left
+        left -= tells and stage == at
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return on_progress
+
+
+def until_it_is_there(out: Path, step: int, prepare: Callable[[OnProgress], object]) -> None:
     """Call ``prepare`` with what it tells of its progress, which interrupts it ``step`` calls later each time."""
     stages: list[str] = []
     kills = 0

@@ -3,7 +3,6 @@
 import json
 import os
 import resource
-import signal
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +15,10 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.prepare import prepare_graph as prepare_graph_module
-from lightning_gnn_dist.prepare.portion import Portion
-from lightning_gnn_dist.prepare.prepare_graph import LEAST_ROOM, Preparation
+from lightning_gnn_dist.prepare.prepare_graph import LEAST_ROOM, Portion, Preparation
 from lightning_gnn_dist.wire.memory import held_bytes
 from lightning_gnn_dist.wire.memory import peak_bytes as process_peak
+from tests.prepare.kills import killing
 from tests.ranks import run_ranks, start_ranks
 
 NUM_NODES, NUM_EDGES = 300, 5000
@@ -169,15 +168,7 @@ def test_the_process_stays_within_its_memory(tmp_path: Path) -> None:
 
 
 def prepare_and_die(rank: int, world_size: int, source: Path, out: Path, stage: str, calls: int) -> None:
-    left = calls
-
-    def die(name: str, share: float) -> None:
-        nonlocal left
-        left -= name == stage
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    prepare_graph(source, out, undirected=True, memory_bytes=SMALL, on_progress=die)
+    prepare_graph(source, out, undirected=True, memory_bytes=SMALL, on_progress=killing(stage, calls))
 
 
 @pytest.mark.parametrize(

@@ -227,13 +227,19 @@ class PostgreSQL(Reader):
 Source = SQLite | PostgreSQL
 
 
-def as_folder(connection: str, folder: Path, questions: Path | None = None) -> Path:
+def as_folder(
+    connection: str,
+    folder: Path,
+    questions: Path | None = None,
+    on_progress: Callable[[str, float], None] = lambda stage, share: None,
+) -> Path:
     """Copy the tables of a database into a folder, unless that was done before for the same questions.
 
     Args:
         connection: ``sqlite:///shop.db`` or ``postgresql://user@host/shop``.
         folder: The folder.
         questions: A file of SQL with a query for each task, or a ``database.yaml`` with tasks beside it.
+        on_progress: Called with the name of a table that is copied, and the share of tables that is.
     """
     asked = Asked.of(questions)
     mark = hashlib.sha256(f"{connection}\n{asked.text}".encode()).hexdigest()
@@ -244,19 +250,20 @@ def as_folder(connection: str, folder: Path, questions: Path | None = None) -> P
     with _opened(connection) as source:
         shutil.rmtree(draft, ignore_errors=True)
         (draft / "db").mkdir(parents=True)
-
-        def copy(sql: str, keys: Sequence[str], target: Path) -> None:
-            source.write(sql, source.columns(sql, keys), target)
-
         tables, notes = _tables(source, asked.said.get("tables") or {})
+        copies = dict[str, tuple[str, list[str]]]()  # the query of each table, and its columns of keys
         for name, spec in tables.items():
             keys = [*filter(None, [spec.get("pkey")]), *spec.get("fkeys", {})]
             order = f" ORDER BY {quoted(spec['pkey'])}" if spec.get("pkey") else ""
-            copy(f"SELECT * FROM {quoted(name)}{order}", keys, draft / "db" / f"{name}.parquet")
+            copies[f"db/{name}"] = f"SELECT * FROM {quoted(name)}{order}", keys
         for name, sql in asked.queries.items():
             task = asked.tasks.get(Path(name).parent.name, {})
             keys = [str(word) for key, word in task.items() if key.endswith("entity_col")]
-            copy(_without_end(sql), keys, draft / "tasks" / f"{name}.parquet")
+            copies[f"tasks/{name}"] = _without_end(sql), keys
+        for at, (name, (sql, keys)) in enumerate(copies.items()):
+            on_progress(f"copying {name.partition('/')[2]}", at / len(copies))
+            source.write(sql, source.columns(sql, keys), draft / f"{name}.parquet")
+    on_progress("writing what was copied", 1.0)
     for file in asked.files:
         target = draft / "tasks" / file.parent.name / file.name
         target.parent.mkdir(parents=True, exist_ok=True)

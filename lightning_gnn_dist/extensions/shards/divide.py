@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_folder, check_instance
-from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import Graph, fingerprint_of
+from lightning_gnn_dist.graph.convert import fingerprint_of, index_dtype
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.shard import LinkBounds, TypedBounds, seeds_of, write_index
 from lightning_gnn_dist.graph.storage.files import folder_beside

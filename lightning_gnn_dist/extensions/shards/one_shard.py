@@ -22,7 +22,7 @@ from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs
-from lightning_gnn_dist.prepare.portion import Portion
+from lightning_gnn_dist.prepare.prepare_graph import Portion
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress
 from lightning_gnn_dist.prepare.steps.nodes import NodesOfType
 from lightning_gnn_dist.rules import Count, check_fields

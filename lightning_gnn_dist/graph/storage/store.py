@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -36,8 +36,10 @@ from lightning_gnn_dist.graph.storage.files import (
 )
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save_for_good
 from lightning_gnn_dist.graph.typed.names import below_edges, below_nodes
-from lightning_gnn_dist.graph.typed.tables import Tables
-from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.graph.typed.tables import Tables
+    from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 SHARDS, SHARD = "shares.json", "share-"  # the file beside shards, and how the name of a shard begins
 FORMAT = "lightning_gnn_dist graph"
@@ -125,6 +127,9 @@ def _types(path: Path, meta: Mapping[str, Any], arrays: Mapping[str, Tensor]) ->
 
 def types_from(about: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> GraphTypes:
     """Make the types of a saved graph from what ``meta.json`` says and the arrays by the names of their files."""
+    from lightning_gnn_dist.graph.typed.tables import Tables  # a graph without types needs none of it
+    from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
+
     sizes, of_edges = _sizes(about["nodes"], 1), _sizes(about["edges"], 3)
     edges = {(source, name, target): count for (source, name, target), count in of_edges}
     found = arrays.get("edge_type", torch.zeros(1, dtype=torch.uint8).expand(max(sum(edges.values()), 0)))
@@ -253,6 +258,8 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 def tables_at(path: Path) -> Tables | None:
     """Return what became of the tables of a database in a saved graph or its shards; None if it is of other files."""
+    from lightning_gnn_dist.graph.typed.tables import Tables
+
     files = sorted([*path.glob("meta.json"), *path.glob(f"{SHARD}*/meta.json")])
     about = read_meta(files[0].parent).get("types", {}) if files else {}
     return Tables.saved(about["tables"]) if "tables" in about else None

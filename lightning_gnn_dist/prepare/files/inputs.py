@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,6 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.graph.storage.store import check_unchanged
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
-from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.prepare.files.arrays import (
     ALIASES,
     Carried,
@@ -43,6 +42,9 @@ from lightning_gnn_dist.prepare.tables.reading import (
     is_text,
     name_of,
 )
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.graph.typed.tables import Tables
 
 ALL = range(1 << 62)  # edges, however many there are
 

@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.graph import fingerprint_of
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import checksum_of
 from lightning_gnn_dist.graph.storage.store import map_npy
-from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.prepare.files.arrays import SPLITS, Progress
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 OF_DATA = ("x", "edge_index", "edge_attr", "y", "pos", "time")
 
@@ -67,7 +69,7 @@ def describe(
     }
     masks = convert.masks_of({name.removeprefix("nodes/"): array for name, array in arrays.items()})
     told = {name: arrays[name] for name in ("indptr", "indices")} | (types.masks if types else masks)
-    fingerprint = fingerprint_of((name, a.dtype, a.shape, a.split(rows_at_once)) for name, a in told.items())
+    fingerprint = convert.fingerprint_of((name, a.dtype, a.shape, a.split(rows_at_once)) for name, a in told.items())
     checksums = {}
     for number, (name, file) in enumerate(zip(arrays, files, strict=True)):
         flush(file)

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.graph.typed.tables import CATEGORIES
 from lightning_gnn_dist.prepare.files.arrays import SPLIT_WORDS, SPLITS, check_classes, check_purposes, purpose_of
 from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, literal, numpy_of, places_of
 from lightning_gnn_dist.prepare.tables.text import WIDTH, hash_words
@@ -28,6 +27,7 @@ MOST_WORDS = 1_000  # different ones of what is taken for a category unless it i
 MOST = 100_000  # of a category, for each of which a model may learn a row
 NEARLY_ALL = 0.9  # of the cells of a column that is taken for one of numbers
 SECONDS_OF_DAY = 86_400
+CATEGORIES = "categories"  # the node array
 NO_SPLIT = ("", "none", "-")
 SURELY_EXACT = 1 << 24  # whole numbers below are numbers of float32
 FLOAT, DOUBLE, LONG, BOOL = (np.dtype(kind) for kind in (np.float32, np.float64, np.int64, np.bool_))

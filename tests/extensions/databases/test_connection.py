@@ -17,6 +17,8 @@ from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.databases.column_encoder import read_tables
 from lightning_gnn_dist.extensions.databases.connection import Asked, as_folder
 from tests.extensions.databases.folders import FILES, TASK, write
+from tests.prepare.kills import killing
+from tests.ranks import start_ranks
 
 TABLES = """\
 CREATE TABLE customer (id TEXT PRIMARY KEY, city TEXT, age INTEGER);
@@ -105,6 +107,7 @@ def of_folder(folder: Path) -> Path:
 
 
 def check(connection: str, folder: Path, tasks: Path) -> None:
+    """What is prepared, perhaps after kills, is the graph of the files."""
     prepare_graph(connection, folder / "graph", tasks=tasks)
     expected, graph = of_folder(folder), folder / "graph"
     assert Graph.open(graph).types.edge_types == Graph.open(expected).types.edge_types
@@ -115,6 +118,27 @@ def check(connection: str, folder: Path, tasks: Path) -> None:
     assert "asked has no key of one column: it is left out." in tables.notes
     assert "unused has no rows: it is left out." in tables.notes
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]  # nothing is left of the copy
+
+
+def copy_and_die(rank: int, world_size: int, connection: str, folder: Path, stage: str) -> None:
+    prepare_graph(connection, folder / "graph", tasks=folder / "tasks.sql", on_progress=killing(stage))
+
+
+def test_after_a_kill_while_it_is_copied_it_is_the_same_graph(tmp_path: Path) -> None:
+    (tmp_path / "tasks.sql").write_text(SQL)
+    connection = sqlite_at(tmp_path / "shop.db")
+    for stage in ("copying customer", "copying order", "copying stays/labels", "writing what was copied"):
+        with start_ranks(copy_and_die, 1, connection, tmp_path, stage) as ranks:
+            assert ranks.results(may_die={0}) == [None]
+        assert [path.name for path in (tmp_path / ".graph.given").iterdir()] == ["source.copying"]  # no half of a copy
+    with start_ranks(copy_and_die, 1, connection, tmp_path, "reading stays") as ranks:
+        assert ranks.results(may_die={0}) == [None]
+    told: list[str] = []
+    as_folder(
+        connection, tmp_path / ".graph.given" / "source", tmp_path / "tasks.sql", lambda *now: told.append(now[0])
+    )
+    assert not told  # the copy is whole, and used again
+    check(connection, tmp_path, tmp_path / "tasks.sql")
 
 
 def test_a_database_of_sqlite_is_the_graph_of_its_tables(tmp_path: Path) -> None:

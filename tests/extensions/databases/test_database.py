@@ -17,6 +17,7 @@ from lightning_gnn_dist.prepare.tables import text as text_module
 from lightning_gnn_dist.prepare.tables.text import hash_words
 from tests.extensions.databases.folders import FILES, MANIFEST, TASK, as_relbench, seconds, write
 from tests.extensions.shards.test_prepare_typed_shard import check_equal
+from tests.prepare.kills import until_it_is_there
 
 _OF_ORDERS = [("before", "order"), ("customer", "customer"), ("rev_before", "order")]
 
@@ -113,22 +114,15 @@ def test_what_comes_after_the_cut_changes_nothing_before_it(tmp_path: Path) -> N
 
 
 def test_it_goes_on_after_any_kill(tmp_path: Path) -> None:
-    expected, stages = prepared(tmp_path / "whole"), list[str]()
-
-    def killed(stage: str, share: float) -> None:
-        if (place := f"{stage} {share:.1f}") not in stages:
-            stages.append(place)
-            raise KeyboardInterrupt
-
-    source = write(tmp_path / "source", FILES)
-    for _ in range(200):
-        try:
-            prepare_graph(source, tmp_path / "graph", on_progress=killed, memory_bytes=3_000)
-            break
-        except KeyboardInterrupt:
-            pass
+    expected, source = prepared(tmp_path / "whole"), write(tmp_path / "source", FILES)
+    settings: dict[str, Any] = {"memory_bytes": 3_000}
+    until_it_is_there(
+        tmp_path / "graph",
+        5,
+        lambda on_progress: prepare_graph(source, tmp_path / "graph", on_progress=on_progress, **settings),
+    )
     found = Graph.open(tmp_path / "graph")
-    assert len(stages) > 20 and found.fingerprint == expected.fingerprint
+    assert found.fingerprint == expected.fingerprint
     for name, array in expected.arrays.items():
         assert torch.equal(found.arrays[name], array), name
 

@@ -12,7 +12,7 @@ import pytest
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.prepare.portion import Portion
+from lightning_gnn_dist.prepare.prepare_graph import Portion
 
 ROWS = [(n, (n * 7 + 1) % 50, n / 4) for n in range(50)] * 3
 HEADS = ("source", "target", "weight")
