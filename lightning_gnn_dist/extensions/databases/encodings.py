@@ -18,13 +18,14 @@ import numpy as np
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MISSING, MOMENTS, NO_MOMENT, NUMBERS, UNSEEN
 from lightning_gnn_dist.prepare.tables.columns import MOST_WORDS, Feature, words_of
-from lightning_gnn_dist.prepare.tables.engine import WHOLE, Table, Work, places_of
+from lightning_gnn_dist.prepare.tables.engine import DATES, WHOLE, Table, Work, places_of
 from lightning_gnn_dist.prepare.tables.text import Embed
 
 MOST_DEVIATIONS = 10.0
 PERIODS = (86_400, 7 * 86_400, 31_556_952)  # a day, a week, a year, in seconds
-OF_SEEN = {  # what one look at a column tells of rows before the cut; of all rows, for what cannot be right
+OF_SEEN = DATES | {  # what one look at a column tells of rows before the cut; of all rows, for what cannot be right
     "valued": "count({value}) FILTER (seen)",
+    "numbers": "count({number})",
     "seen_numbers": "count({number}) FILTER (seen)",
     "nans": "count(*) FILTER (seen AND isnan({number}))",
     "mean": "avg({number}) FILTER (seen AND isfinite({number}))",

@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import NEVER
-from lightning_gnn_dist.prepare.tables.engine import Cells, Table, Work, quoted, told
+from lightning_gnn_dist.prepare.tables.engine import OF_KEYS, Cells, Table, Work, quoted, told
 from lightning_gnn_dist.prepare.tables.reading import load
 from lightning_gnn_dist.prepare.tables.rows import NO_ROWS, Ids
 
@@ -44,7 +44,7 @@ class Keyed:
         """The same of a table that is loaded."""
 
         def look() -> list[Any]:
-            num_rows, looks = work.look_at(table, {*keys, *([time] if time else [])})
+            num_rows, looks = work.look_at(table, {*keys, *([time] if time else [])}, OF_KEYS)
             return [num_rows, {column: vars(each) for column, each in looks.items()}]
 
         num_rows, found = work.stage(f"look at {name}", look)

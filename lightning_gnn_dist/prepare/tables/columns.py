@@ -19,7 +19,17 @@ import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.prepare.files.arrays import SPLIT_WORDS, SPLITS, check_classes, check_purposes, purpose_of
-from lightning_gnn_dist.prepare.tables.engine import WHOLE, Cells, Table, Work, literal, numpy_of, places_of
+from lightning_gnn_dist.prepare.tables.engine import (
+    COUNTS,
+    DATES,
+    WHOLE,
+    Cells,
+    Table,
+    Work,
+    literal,
+    numpy_of,
+    places_of,
+)
 from lightning_gnn_dist.prepare.tables.text import WIDTH, hash_words
 
 KINDS = ("category", "number", "time", "text")
@@ -30,6 +40,8 @@ SECONDS_OF_DAY = 86_400
 CATEGORIES = "categories"  # the node array
 NO_SPLIT = ("", "none", "-")
 SURELY_EXACT = 1 << 24  # whole numbers below are numbers of float32
+OF_FEATURES = COUNTS | DATES | {"words": "approx_count_distinct({word})", "seconds": "avg({seconds})"}
+OF_FEATURES |= {"mean": "avg({number}) FILTER (isfinite({number}))"}
 FLOAT, DOUBLE, LONG, BOOL = (np.dtype(kind) for kind in (np.float32, np.float64, np.int64, np.bool_))
 
 
@@ -220,7 +232,7 @@ class Columns:
             ),
             table.source,
         )
-        looks = work.look_at(table, others)[1] if others else {}
+        looks = work.look_at(table, others, COUNTS)[1] if others else {}
         for name, role in others.items():
             kind = self._kind_of_others(name, looks[name])
             role(name, table.cells(name), kind, looks[name].longest or 0)
@@ -268,9 +280,7 @@ class Columns:
         if self._was_looked_at or not self.features:
             return
         self._was_looked_at, work, table = True, self._work, self._table
-        more = {"words": "approx_count_distinct({word})", "seconds": "avg({seconds})"}
-        more["mean"] = "avg({number}) FILTER (isfinite({number}))"
-        rows, looks = work.look_at(table, (each.name for each in self.features), more)
+        rows, looks = work.look_at(table, (each.name for each in self.features), OF_FEATURES)
         made = []
         for each in self.features:
             look, kind = looks[each.name], self._kind(each.name, each.cells, looks[each.name])

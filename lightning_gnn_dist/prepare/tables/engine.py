@@ -123,16 +123,15 @@ class Cells:
 
 
 FORMS = ("name", "word", "value", "whole", "number", "seconds", "written", "length")
-COUNTS = {
+COUNTS = {  # what a look may tell of a column, by SQL with the forms of a cell in braces
     "there": "count({name})",
     "whole": "count({whole})",
     "numbers": "count({number})",
-    "dates": "count({seconds})",
-    "written": "count({written})",
     "shortest": "min({length})",
     "longest": "max({length})",
-    "size": "max(length({word}))",
 }
+DATES = {"dates": "count({seconds})"}
+OF_KEYS = COUNTS | DATES | {"written": "count({written})", "size": "max(length({word}))"}
 LEAST_ROWS, ROWS_AT_ONCE = 1 << 11, 122_880  # DuckDB's vector, and its row group
 BYTES_PER_ROW = 1 << 9  # of a piece, about
 LEAST_BYTES = 1 << 27  # that DuckDB is given: with less it reads no table at all
@@ -257,23 +256,25 @@ class Work:
         return found
 
     def look_at(
-        self, table: Table, names: Iterable[str], more: dict[str, str] | None = None, seen: str = "true"
+        self, table: Table, names: Iterable[str], asked: Mapping[str, str], seen: str = "true"
     ) -> tuple[int, dict[str, Any]]:
         """How many rows are seen, and what one look at them all tells of some columns.
 
         Args:
             table: The table.
             names: The columns.
-            more: What to find out beside ``COUNTS``, by name: SQL with the forms of a cell in braces.
+            asked: What to find out, by name, as in ``COUNTS``.
             seen: The SQL of whether a row is seen.
         """
-        names, asked = [*names], COUNTS | (more or {})
+        names = [*names]
         forms = [f"{getattr(table.cells(name), form)} AS {form}{at}" for at, name in enumerate(names) for form in FORMS]
         rows = f"(SELECT {', '.join([*forms, f'{seen} AS seen'])} FROM {table.name})"
         told = ["count(*) FILTER (seen)"]
         for at in range(len(names)):
             told += [sql.format(**{form: f"{form}{at}" for form in FORMS}) for sql in asked.values()]
-        self.run(f"SET threads = {1 if more else self._threads}")  # sums by one thread are the same every time
+        self.run(
+            f"SET threads = {1 if 'mean' in asked else self._threads}"
+        )  # sums by one thread are the same every time
         num_rows, *found = self.look(replace(table, name=rows), ", ".join(told))
         self.run(f"SET threads = {self._threads}")
         cells = iter(found)

@@ -16,7 +16,7 @@ from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.prepare.files.arrays import Carried, GrowingArrays, RowFiles
 from lightning_gnn_dist.prepare.files.inputs import EdgeFiles
-from lightning_gnn_dist.prepare.tables.engine import ROW, WHOLE, Cells, Table, Work, numpy_of, quoted
+from lightning_gnn_dist.prepare.tables.engine import OF_KEYS, ROW, WHOLE, Cells, Table, Work, numpy_of, quoted
 
 LONG = np.dtype(np.int64)
 UNKNOWN = -2  # the node that a key names that names none; -1 if there is no key
@@ -68,7 +68,7 @@ def ids_of(work: Work, name: str, table: Table, column: str) -> Ids:
     cells, kept = table.cells(column), Table(quoted(name), table.source, {})
 
     def look() -> dict[str, Any]:
-        count, found = work.look_at(table, [column])
+        count, found = work.look_at(table, [column], OF_KEYS)
         return {"count": count, **vars(found[column])}
 
     found = SimpleNamespace(**work.stage(f"look at {name}", look))

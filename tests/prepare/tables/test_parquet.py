@@ -100,13 +100,6 @@ def test_edges_alone_and_beside_arrays_are_sorted_on_disk(tmp_path: Path) -> Non
     assert torch.equal(graph.edge_arrays["edge_kind"], expected.edge_arrays["edge_weight"])
 
 
-def test_columns_that_are_not_wanted_are_dropped(tables: dict[str, Path], tmp_path: Path) -> None:
-    graph = prepared(**tables, out=tmp_path / "graph", drop=["weight", "f1", "split"])
-    assert graph.node_arrays.keys() == {"x", "y"} and graph.node_arrays["x"].shape[1] == 2 and not graph.edge_arrays
-    with pytest.raises(ValueError, match="has no 'colour' to drop"):
-        prepare_graph(tables["source"], tmp_path / "other", nodes=tables["nodes"], drop=["colour"])
-
-
 def test_ends_are_found_by_name_and_else_are_the_first_two(tmp_path: Path) -> None:
     table = {"weight": [0.5, 1.0], "dst": [1, 2], "Src": [0, 1]}
     for path in (write(tmp_path / "e.parquet", table), write_text(tmp_path / "e.csv", table)):
@@ -201,16 +194,6 @@ def test_what_is_wrong_with_nodes_is_named(change: dict[str, Any], message: str,
     table = write(tmp_path / "nodes.parquet", nodes() | change)
     with pytest.raises(ValueError, match=message):
         prepare_graph(pairs, tmp_path / "graph", nodes=table)
-
-
-@pytest.mark.parametrize("kind", ["text", "parquet"])
-def test_nodes_may_be_text_and_their_labels_words(kind: str, tmp_path: Path) -> None:
-    pairs = write(tmp_path / "edges.parquet", edges())
-    named = nodes() | {"label": [("cat", "dog", "ant")[number % 3] for number in range(NUM_NODES)]}
-    named = {name: column for name, column in named.items() if np.ndim(column) == 1}
-    of_nodes = write(tmp_path / "n.parquet", named) if kind == "parquet" else write_text(tmp_path / "n.csv", named)
-    prepare_graph(pairs, tmp_path / "graph", nodes=of_nodes, memory_bytes=20_000)
-    assert content(tmp_path / "graph") == saved(tmp_path / "expected", source=pairs, nodes=of_nodes)
 
 
 def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
