@@ -8,13 +8,13 @@ from pathlib import Path
 OnProgress = Callable[[str, float], None]
 
 
-def killing(at: str, calls: int = 1, *, tells: bool = True) -> OnProgress:
-    """Kills this process when it tells of a stage, or has done so several times; nobody where ``tells`` is not set."""
+def killing(at: str, calls: int = 1) -> OnProgress:
+    """Kills this process when it tells of a stage, or has done so several times."""
     left = calls
 
     def on_progress(stage: str, share: float) -> None:
         nonlocal left
-        left -= tells and stage == at
+        left -= stage == at
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
