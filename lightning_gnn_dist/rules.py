@@ -79,13 +79,9 @@ def check_value(name: str, value: Any, hint: Any) -> None:
         check_choice(name, value, hint)
     elif value is not None or NoneType not in options:
         for kind, rule in (get_args(option) for option in options if get_origin(option) is Annotated):
-            _check(name, value, kind, rule)
-
-
-def _check(name: str, value: Any, kind: Any, rule: Rule | str) -> None:
-    if isinstance(rule, Rule):
-        rule.check(name, value)
-    elif kind is str:
-        check_word(name, value, rule)
-    else:
-        check_instance(name, value, kind, rule)
+            if isinstance(rule, Rule):
+                rule.check(name, value)
+            elif kind is str:
+                check_word(name, value, rule)
+            else:
+                check_instance(name, value, kind, rule)

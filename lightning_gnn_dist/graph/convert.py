@@ -190,13 +190,35 @@ def check_each_name(names: Collection[str], *, allowed: Collection[str]) -> None
 
 
 def check_arrays(arrays: dict[str, Tensor], *, check_features: bool, float_labels: bool) -> None:
-    """Refuse masks, labels and features that would fail or mislead in training."""
+    """Refuse masks, features and labels that would fail or mislead in training."""
     check_masks(arrays)
-    if (y := arrays.get("y")) is not None:
-        _check_labels(y, arrays.get("train_mask"), float_labels)
     for name in ("x", "x_scale") if check_features else ():
         if name in arrays:
             check_finite(arrays[name], name=name)
+    if (y := arrays.get("y")) is None:
+        return
+    if y.is_complex():
+        raise ValueError(f"y must hold classes or real numbers, got {shown(y)}: give its parts as columns.")
+    one_per_node = y.dim() == 1 or y.shape[1:].numel() == 1
+    if float_labels and not y.is_floating_point():
+        raise ValueError(
+            f"float_labels says that y is a target of regression, but y holds {y.dtype} (words were counted as "
+            "classes): leave float_labels out, or give numbers with a fraction, data.y = data.y.float()."
+        )
+    if y.is_floating_point() and one_per_node and not float_labels:
+        way_out = "data.y.nan_to_num(-1).long(), where -1 is no label" if y.isnan().any() else "data.y.long()"
+        raise ValueError(
+            f"y holds one {y.dtype} per node, but classes are integers: data.y = {way_out}. If the task is regression, "
+            "say so: Graph.from_pyg(data, float_labels=True), or --float-labels."
+        )
+    if y.is_floating_point() or y.dim() != 1 or (train_mask := arrays.get("train_mask")) is None:
+        return
+    unlabelled = (y < 0) & train_mask
+    if unlabelled.any():
+        raise ValueError(
+            f"train_mask marks {int(unlabelled.sum())} nodes whose label is negative (the first is node "
+            f"{int(unlabelled.nonzero()[0])}): train_mask must mark labelled nodes, data.train_mask &= data.y >= 0."
+        )
 
 
 def check_masks(arrays: Mapping[str, Tensor]) -> None:
@@ -217,31 +239,6 @@ def warn_of_overlaps(arrays: Mapping[str, Tensor]) -> None:
     counts = {(a, b): int((arrays[a] & arrays[b]).sum()) for a, b in combinations(masks, 2)}
     if found := [f"{a} and {b} share {count:,} nodes" for (a, b), count in counts.items() if count]:
         log.warning("%s: figures on these nodes say little about others", "; ".join(found))
-
-
-def _check_labels(y: Tensor, train_mask: Tensor | None, float_labels: bool) -> None:
-    if y.is_complex():
-        raise ValueError(f"y must hold classes or real numbers, got {shown(y)}: give its parts as columns.")
-    one_per_node = y.dim() == 1 or y.shape[1:].numel() == 1
-    if float_labels and not y.is_floating_point():
-        raise ValueError(
-            f"float_labels says that y is a target of regression, but y holds {y.dtype} (words were counted as "
-            "classes): leave float_labels out, or give numbers with a fraction, data.y = data.y.float()."
-        )
-    if y.is_floating_point() and one_per_node and not float_labels:
-        way_out = "data.y.nan_to_num(-1).long(), where -1 is no label" if y.isnan().any() else "data.y.long()"
-        raise ValueError(
-            f"y holds one {y.dtype} per node, but classes are integers: data.y = {way_out}. If the task is regression, "
-            "say so: Graph.from_pyg(data, float_labels=True), or --float-labels."
-        )
-    if y.is_floating_point() or y.dim() != 1 or train_mask is None:
-        return
-    unlabelled = (y < 0) & train_mask
-    if unlabelled.any():
-        raise ValueError(
-            f"train_mask marks {int(unlabelled.sum())} nodes whose label is negative (the first is node "
-            f"{int(unlabelled.nonzero()[0])}): train_mask must mark labelled nodes, data.train_mask &= data.y >= 0."
-        )
 
 
 def check_scales(arrays: Mapping[str, Tensor]) -> None:

@@ -20,7 +20,7 @@ from lightning_gnn_dist.boundary.auto import Auto, Parts, Pass, chosen, kept, sh
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_callable, check_instance
-from lightning_gnn_dist.graph.graph import Graph, sampled_digest, sketches, with_arrays
+from lightning_gnn_dist.graph.graph import Graph, sampled_digest, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
@@ -287,7 +287,8 @@ class LocalGraph(GraphAccess):
             held = [held_by_all(plan.residency, super_epoch, plan.num_parts, plan.seed) for super_epoch in range(2)]
             parts.update(f"{plan.seed} {held}".encode())
             parts.update(plan.partition.assignment.contiguous().numpy().data)
-        return {"arrays": sampled_digest(arrays), "values": sketches(arrays), "parts": parts.hexdigest()}
+        digest, values = sampled_digest(arrays)
+        return {"arrays": digest, "values": values, "parts": parts.hexdigest()}
 
     @property
     def rows(self) -> Graph:

@@ -76,7 +76,6 @@ class RunContext:
         stage: What the trainer is doing.
         device: Where it computes.
         dtype: The type of the model's numbers, if batches are brought to it.
-        stays: The type narrower than float32 that a step computes in, if there is one.
         bytes_of_evaluation: Memory that an evaluation may take.
         hosts: Those of the ranks.
         agreed_seed: The checkpoint's, or that of the fit that began.
@@ -89,7 +88,6 @@ class RunContext:
     stage: TrainerFn | None = None
     device: torch.device = CPU
     dtype: torch.dtype | None = None
-    stays: torch.dtype | None = None
     bytes_of_evaluation: int = DEFAULT_BYTES
     hosts: tuple[Host, ...] = ()
     agreed_seed: int | None = None
@@ -100,7 +98,7 @@ class RunContext:
             return replace(self, trainer=None)
         place = trainer.global_rank, trainer.world_size, trainer.state.fn, trainer.strategy.root_device
         kept = self.bytes_of_evaluation, self.hosts, self.agreed_seed
-        return RunContext(self.settings, trainer, *place, type_of_model(trainer), type_that_stays(trainer), *kept)
+        return RunContext(self.settings, trainer, *place, type_of_model(trainer), *kept)
 
     def at_rest(self) -> RunContext:
         """Return it as it is outside of a run."""
@@ -115,7 +113,7 @@ class RunContext:
     @property
     def widen(self) -> Widen:
         """Which narrow types batches have as float32."""
-        return widening(self.settings.loading, self.stays)
+        return widening(self.settings.loading, self.trainer)
 
     @property
     def seed(self) -> int:
@@ -201,9 +199,9 @@ def passes_left(trainer: Trainer | None, num_batches: int = 1) -> float:
     return max(0, left)
 
 
-def widening(loading: Loading, stays: torch.dtype | None) -> Widen:
-    """Return which types are widened, where a step computes in a type narrower than float32, or None."""
-    return loading.widen if isinstance(loading.widen, bool) else stays or True
+def widening(loading: Loading, trainer: Trainer | None) -> Widen:
+    """Return which types are widened: as it is said, or all but the one that a step of a trainer computes in."""
+    return loading.widen if isinstance(loading.widen, bool) else type_that_stays(trainer) or True
 
 
 def type_of_model(trainer: Trainer | None) -> torch.dtype | None:

@@ -15,14 +15,13 @@ from functools import partial
 from itertools import count, takewhile
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, bytes_of, store_of_seeds
+from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, DeviceStream, Inputs, MadeBulk, handed_out
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Bulk, Tables
-from lightning_gnn_dist.homes.run import widening
 from lightning_gnn_dist.homes.settings import Loading
 from lightning_gnn_dist.sampling.turns import Inquiry, Steps, take_turn
 
@@ -43,7 +42,7 @@ class AheadSource(BatchSource):
         num_ids: Seeds must lie below this number.
         loading: How batches are made.
         stream: Brings batches to a device. With None they stay in RAM.
-        stays: The type narrower than float32 that a step computes in, if there is one.
+        widen: Which narrow types become float32.
     """
 
     is_remote = True
@@ -54,11 +53,11 @@ class AheadSource(BatchSource):
         num_ids: int,
         loading: Loading,
         stream: DeviceStream | None,
-        stays: torch.dtype | None,
+        widen: Widen,
     ) -> None:
         super().__init__(num_ids, stream)
         self._tables, self._loading, self._bulk_bytes = tables, loading, 0
-        self._widen = widening(loading, stays)
+        self._widen = widen
 
     @abstractmethod
     def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self
 
-import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import DeviceStream
 from lightning_gnn_dist.engine.apart import places_of, take_apart
 from lightning_gnn_dist.engine.sample import Apart, BatchKey, Sample
@@ -114,7 +114,7 @@ class FileSource(AheadSource):
         loading: How batches are made.
         num_ids: Seeds must lie below this number. Default: the number of nodes.
         stream: Brings batches to a device. With None they stay in RAM.
-        stays: The type narrower than float32 that a step computes in, if there is one.
+        widen: Which narrow types become float32. Default: all.
     """
 
     def __init__(
@@ -126,9 +126,9 @@ class FileSource(AheadSource):
         *,
         num_ids: int | None = None,
         stream: DeviceStream | None = None,
-        stays: torch.dtype | None = None,
+        widen: Widen = True,
     ) -> None:
-        super().__init__(rows, graph.num_nodes if num_ids is None else num_ids, loading, stream, stays)
+        super().__init__(rows, graph.num_nodes if num_ids is None else num_ids, loading, stream, widen)
         self._graph, self._sampler = graph, sampler
         self._mapped: list[MappedRows] = []  # of which pages are released
 

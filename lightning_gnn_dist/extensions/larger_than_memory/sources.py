@@ -83,7 +83,7 @@ class RowsInFiles:
         loading, stream = home.running.settings.loading, stream_to(home.running.device)
         if self._spares:
             loading = replace(loading, ahead_bytes=min(loading.ahead_bytes, self.rows.cache.num_bytes))
-        how: Any = {"num_ids": num_ids, "stream": stream, "stays": home.running.stays}
+        how: Any = {"num_ids": num_ids, "stream": stream, "widen": home.running.widen}
         source = FileSource(graph, self.rows, sampler, loading, **how)
         source.is_short = self._spares
         return source

@@ -227,7 +227,7 @@ class ShardHome(GraphAccess):
     def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
         run, stream = self.running, stream_to(self.running.device)
         loading = run.settings.loading
-        return ShardedSource(self.graph(), sampler, loading, num_ids=num_ids, stream=stream, stays=run.stays)
+        return ShardedSource(self.graph(), sampler, loading, num_ids=num_ids, stream=stream, widen=run.widen)
 
     def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:
         found, ids = read_part(self.graph(), self.boundary, None, self.running.settings.seed_of_parts)

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import DeviceStream
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
@@ -112,7 +112,7 @@ class ShardedSource(AheadSource):
         loading: How batches are made.
         num_ids: Seeds must lie below this number. Default: the number of nodes.
         stream: Brings batches to a device. With None they stay in RAM.
-        stays: The type narrower than float32 that a step computes in, if there is one.
+        widen: Which narrow types become float32. Default: all.
     """
 
     def __init__(
@@ -123,9 +123,9 @@ class ShardedSource(AheadSource):
         *,
         num_ids: int | None = None,
         stream: DeviceStream | None = None,
-        stays: torch.dtype | None = None,
+        widen: Widen = True,
     ) -> None:
-        super().__init__(graph, graph.num_nodes if num_ids is None else num_ids, loading, stream, stays)
+        super().__init__(graph, graph.num_nodes if num_ids is None else num_ids, loading, stream, widen)
         self._graph, self._sampler = graph, check_sampler(sampler, graph.types)
         if isinstance(self._sampler, TemporalSampler):
             prepare_times(graph, self._sampler.time)  # now, as all ranks are here, and not in the background

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
 
 Content = dict[str, Any]  # arrays by name, num_nodes, edge_index
+Needed = Collection[str | None]  # names of arrays
 _NO_ARRAYS = {"num_nodes", "edge_index", "adj_t"}
 
 
@@ -34,17 +35,20 @@ def graph_of(data: Any, *, check_features: bool, float_labels: bool, edge_ids: b
     nodes, edges = contents_of(data)
     if time is not None and not any(nodes):
         raise ValueError(f"time ({shown(time)}) orders the edges of a HeteroData: leave it out for a Data.")
-    _check_tensors(nodes, edges, time)
+    # Refused where it is no tensor: left out, a type would seem to have no such array, and edges without times are
+    # always seen.
+    of_all = [*nodes.values(), *edges.values()]
+    needed = {name for content in of_all for name, value in content.items() if isinstance(value, Tensor)} | {time}
     found, links = {}, {}
     for kind, content in nodes.items():
         with within(kind):
-            found[kind] = _nodes(kind, content, check_features, float_labels)
+            found[kind] = _nodes(kind, content, needed, check_features, float_labels)
     labels = [table.arrays["y"] for table in found.values() if "y" in table.arrays]
     if float_labels and any(nodes) and not any(y.is_floating_point() for y in labels):
         raise ValueError("float_labels says that a y is a target of regression, but no node type has a y of fractions.")
     for edge_type, content in edges.items():
         with within(edge_type):
-            links[edge_type] = _edges(content, check_features, edge_ids)
+            links[edge_type] = _edges(content, needed, check_features, edge_ids)
     if not any(nodes):
         convert.check_names(*(t.arrays for t in found.values()), *(t.arrays for t in links.values()))
     return typed_graph(*build(found, links, time))
@@ -65,23 +69,8 @@ def contents_of(data: Data | HeteroData) -> tuple[dict[str, Content], dict[EdgeT
     return {k: data[k].to_dict() for k in data.node_types}, {k: data[k].to_dict() for k in data.edge_types}
 
 
-def _check_tensors(nodes: Mapping[str, Content], edges: Mapping[EdgeType, Content], time: str | None) -> None:
-    """Refuse what is no tensor under the name of the times, or of a tensor of another type.
-
-    Other things that a type holds are left out. Left out here, a type would seem to have no such array: without times,
-    its edges are always seen.
-    """
-    kinds: list[tuple[str | EdgeType, Content]] = [*nodes.items(), *edges.items()]
-    needed = {name for _, content in kinds for name, value in content.items() if isinstance(value, Tensor)} | {time}
-    for kind, content in kinds:
-        for name, value in content.items():
-            if name in needed and name not in _NO_ARRAYS and value is not None:
-                with within(kind):
-                    check_tensor(f"data.{name}", value, "one number or row for each node, or each edge")
-
-
-def _nodes(kind: str, content: Content, check_features: bool, float_labels: bool) -> NodeTable:
-    tensors = dict(tensors_of(content))
+def _nodes(kind: str, content: Content, needed: Needed, check_features: bool, float_labels: bool) -> NodeTable:
+    tensors = dict(tensors_of(content, needed))
     count = count_of(content, tensors)
     arrays = convert.with_masks(tensors, count)
     convert.check_each_name(arrays, allowed=())
@@ -106,9 +95,9 @@ def count_of(content: Content, tensors: Mapping[str, Tensor]) -> int:
     return lengths[0]
 
 
-def _edges(content: Content, check_features: bool, edge_ids: bool) -> EdgeTable:
+def _edges(content: Content, needed: Needed, check_features: bool, edge_ids: bool) -> EdgeTable:
     edge_index = edge_index_of(content)
-    arrays = {name: array.contiguous() for name, array in tensors_of(content)}
+    arrays = {name: array.contiguous() for name, array in tensors_of(content, needed)}
     convert.check_each_name(arrays, allowed=())
     for name, array in arrays.items() if check_features else ():
         convert.check_finite(array, name=name, row="edge")
@@ -128,9 +117,14 @@ def edge_index_of(content: Content) -> Tensor:
     return edge_index.detach()
 
 
-def tensors_of(content: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors of what PyG holds of nodes or edges, but for ``edge_index``, on the CPU, without gradients."""
+def tensors_of(content: Mapping[str, Any], needed: Needed = ()) -> Iterator[tuple[str, Tensor]]:
+    """Yield all tensors of what PyG holds of nodes or edges, but for ``edge_index``, on the CPU, without gradients.
+
+    Refuse what is no tensor under one of the ``needed`` names, and under one that a model reads.
+    """
     for name, value in content.items():
+        if name in needed and name not in _NO_ARRAYS and value is not None:
+            check_tensor(f"data.{name}", value, "one number or row for each node, or each edge")
         is_meant = name in ("x", "y", "edge_attr", "edge_weight") or name.endswith("_mask")  # a model would miss it
         if isinstance(value, np.ndarray) or (value is not None and is_meant):
             check_tensor(f"data.{name}", value, "one row for each node, or each edge")
