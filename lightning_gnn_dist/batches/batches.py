@@ -276,8 +276,6 @@ class Batches:
         try:
             while run.at != stop:
                 yield self._next_of(run, stop)  # the batch is not held here
-                if run.at != stop:
-                    run.check()
         finally:
             if run.at != stop:
                 self._end(run)
@@ -428,17 +426,13 @@ class Ahead:
         """Whether this process may ask for more."""
         return not self._closed and self._process == os.getpid()
 
-    def check(self) -> None:
-        """Raise if this was closed, or made in another process."""
+    def next(self) -> SampledData | None:
+        """The next batch, or None after the last. It raises if this was closed, or made in another process."""
         if self._closed:
             raise RuntimeError(CLOSED)
         if self._threads is not None and self._process != os.getpid():  # the threads stayed there
             raise RuntimeError(FORKED)
-
-    def next(self) -> SampledData | None:
-        """The next batch, or None after the last."""
         if not self._num_here:
-            self.check()
             start = time.perf_counter()
             try:
                 self.begin()

@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import model_helpers, rank_zero_info
@@ -413,15 +412,8 @@ class GraphDataModule(LightningDataModule):
     def _learning_of(self, part: Graph, num_batches: int, place: tuple[int, int], seed: int) -> Learning:
         """Return what training batches of a part are made of. No two parts are dealt alike."""
         rank, num_ranks = place
-        own, source = self._task.seeds_and_source(part)
-        seeds = torch.cat([own, self._task.seeds_around(part)])
-        deal = Deal(
-            seeds,
-            num_batches,
-            seed * num_ranks + rank,
-            inputs=self._task.inputs_of(part, seeds),
-            num_taken=own.numel(),
-        )
+        seeds, num_own, inputs, source = self._task.learned(part)
+        deal = Deal(seeds, num_batches, seed * num_ranks + rank, inputs=inputs, num_taken=num_own)
         return Learning(source, deal)
 
     def _global_batches(self) -> GlobalBatches:

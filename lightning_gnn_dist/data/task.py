@@ -32,6 +32,23 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.graph.user_ids import Columns
 
 
+class Learned(NamedTuple):
+    """What a rank learns of a part.
+
+    Attributes:
+        seeds: Its nodes or edges, by the ids that the source knows: the rank's own first, then those of other ranks
+            that it learns from too.
+        num_own: How many are its own, which is how many a pass takes.
+        inputs: Where each stands among all training nodes of the graph; None for edges.
+        source: Makes batches of them.
+    """
+
+    seeds: Tensor
+    num_own: int
+    inputs: Tensor | None
+    source: BatchSource
+
+
 class Judged(NamedTuple):
     """What an evaluation judges.
 
@@ -137,16 +154,12 @@ class Task(ForgetsRun, ABC):
         """Return all training nodes of the whole graph or the rank's own, or the positions of all training edges."""
 
     @abstractmethod
-    def seeds_and_source(self, part: Graph) -> tuple[Tensor, BatchSource]:
-        """Return what the rank learns of a part, after a check of its values, and the source of its batches."""
+    def learned(self, part: Graph) -> Learned:
+        """Return what the rank learns of a part, after a check of its values."""
 
     def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor | None:
         """Return where each seed of a part stands among all training nodes of the graph, or None for edges."""
         return None
-
-    def seeds_around(self, part: Graph) -> Tensor:
-        """Return the seeds of other ranks that this one learns from too, by their ids in a part, after a check."""
-        return torch.empty(0, dtype=torch.int64)
 
     @abstractmethod
     def across(self, sampler: Sampler) -> Sampler:
@@ -215,18 +228,15 @@ class NodeTask(Task):
             return self.home.split("train")
         return OwnSeeds(*self.own_training(), run.rank, run.num_ranks)
 
-    def seeds_and_source(self, part: Graph) -> tuple[Tensor, BatchSource]:
-        seeds = self.own_seeds(part)
-        self.values.of_training(part, seeds)
-        return self.home.training_source(part, seeds, self.home.running.settings.training_sampler)
-
-    def seeds_around(self, part: Graph) -> Tensor:
-        home, hops = self.home, self.home.boundary.seed_hops
-        if not hops or not home.is_cut:
-            return torch.empty(0, dtype=torch.int64)
-        seeds = seeds_around(part, self.own_nodes(part), home.shown(part).node_arrays["train_mask"], hops)
-        self.values.of_labels(part, seeds, "train_mask")
-        return seeds
+    def learned(self, part: Graph) -> Learned:
+        home, own = self.home, self.own_seeds(part)
+        self.values.of_training(part, own)
+        seeds, source = home.training_source(part, own, home.running.settings.training_sampler)
+        if (hops := home.boundary.seed_hops) and home.is_cut:
+            around = seeds_around(part, self.own_nodes(part), home.shown(part).node_arrays["train_mask"], hops)
+            self.values.of_labels(part, around, "train_mask")
+            seeds = torch.cat([seeds, around])
+        return Learned(seeds, own.numel(), self.inputs_of(part, seeds), source)
 
     def across(self, sampler: Sampler) -> Sampler:
         return sampler

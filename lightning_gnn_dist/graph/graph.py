@@ -398,11 +398,7 @@ def _mean(sizes: Iterable[int], count: int) -> int:
 
 
 _BYTES_OF_WHOLE = 1 << 20  # arrays up to this size are read whole
-
-
 _ROWS = 64  # read of a larger array: each may be a read from the disk
-
-
 _SEED = 7
 
 
@@ -422,17 +418,12 @@ def sampled_digest(arrays: Mapping[str, Tensor]) -> tuple[str, tuple[float, floa
         digest.update(f"{name} {array.dtype} {tuple(array.shape)}".encode())
         if not array.numel():
             continue
+        if array.nbytes > _BYTES_OF_WHOLE:
+            array = array[torch.linspace(0, len(array) - 1, _ROWS, dtype=torch.float64).long()]
         if not (array.is_floating_point() or array.is_complex()):
-            digest.update(_some_rows(array).contiguous().view(-1).view(torch.uint8).numpy().data)
+            digest.update(array.contiguous().view(-1).view(torch.uint8).numpy().data)
             continue
-        values = torch.view_as_real(array) if array.is_complex() else array
-        values = _some_rows(values).double().nan_to_num().flatten()
+        values = (torch.view_as_real(array) if array.is_complex() else array).double().nan_to_num().flatten()
         signs = 2 * torch.randint(0, 2, (2, values.numel()), generator=generator) - 1
         sketch += signs.double() @ values / values.norm().clamp(min=1e-300)
     return digest.hexdigest(), (float(sketch[0]), float(sketch[1]))
-
-
-def _some_rows(array: Tensor) -> Tensor:
-    if array.nbytes <= _BYTES_OF_WHOLE:
-        return array
-    return array[torch.linspace(0, len(array) - 1, _ROWS, dtype=torch.float64).long()]

@@ -13,10 +13,9 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import brief, check_at_least_if_given, shown
-from lightning_gnn_dist.data.task import Judged, Task
+from lightning_gnn_dist.data.task import Judged, Learned, Task
 from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.extensions.links.edges import Edges, LinkEnds, ends_of, targets_carry
 from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
@@ -339,13 +338,13 @@ class WholeEdges(EdgeTask):
             raise ValueError(f"The graph has no edges{which}{with_label} to learn from.")
         return seeds
 
-    def seeds_and_source(self, part: Graph) -> tuple[Tensor, BatchSource]:
+    def learned(self, part: Graph) -> Learned:
         is_whole = part is self.home.graph
         own, shown = self._own(part), self.home.shown(part)
         self.values.of_arrays(shown)
         seeds = self.positions(self.home.whole if is_whole else part, own.to(torch.int64) - 1)
         sampler = self.across(self.home.running.settings.training_sampler) if is_whole else self.around_part(part, own)
-        return seeds, self.home.source(shown, sampler, part.num_edges)
+        return Learned(seeds, seeds.numel(), None, self.home.source(shown, sampler, part.num_edges))
 
     def _own(self, part: Graph) -> Tensor:
         """Return which nodes of a part are the rank's own."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
+from lightning_gnn_dist.data.task import Learned
 from lightning_gnn_dist.extensions.links.negatives import Candidates
 from lightning_gnn_dist.extensions.links.targets import HeldLinks, are_links, positions_where
 from lightning_gnn_dist.extensions.links.task import AskedEdges, EdgeTask
@@ -105,14 +106,16 @@ class ShardEdges(EdgeTask):
         own, run = self._marked(), self.home.running
         return OwnSeeds(own, torch.arange(len(own)), self.home.num_marked, run.rank, run.num_ranks)
 
-    def seeds_and_source(self, part: Graph) -> tuple[Tensor, BatchSource]:
+    def learned(self, part: Graph) -> Learned:
         seeds, shown = self._own(), self.home.shown(part)
         self.values.of_arrays(shown)
         if self.home.boundary.sees_whole_graph:
             sampler = self.across(self.home.running.settings.training_sampler)
-            return seeds, self.home.whole_source(sampler, int(self.home.bounds.edges[-1]))
-        sampler, how = self.around_part(part, self._is_own(part)), self.home.running.options_of_sources
-        return seeds, GraphSource(shown, sampler, num_ids=part.num_edges, **how)
+            source: BatchSource = self.home.whole_source(sampler, int(self.home.bounds.edges[-1]))
+        else:
+            sampler, how = self.around_part(part, self._is_own(part)), self.home.running.options_of_sources
+            source = GraphSource(shown, sampler, num_ids=part.num_edges, **how)
+        return Learned(seeds, seeds.numel(), None, source)
 
     def _own(self) -> Tensor:
         """Return the positions of what this rank learns: in the whole graph, or without ``Fetch()`` in its part."""
