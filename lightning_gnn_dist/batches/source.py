@@ -369,14 +369,10 @@ class FileRows:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self._graph, types, maps = graph, graph.types, all_maps()
+        types, maps = graph.types, all_maps()
         self._structure = [MappedRows(array, maps) for array in (graph.indptr, graph.indices, types.edge_type)]
         of_types = [*types.node_arrays.values(), *types.edge_arrays.values()]
         self._files = {id(array): MappedRows(array, maps) for arrays in of_types for array in arrays.values()}
-
-    def assemble(self, sample: Sample, *, widen: Widen = True, all_labels: bool = True) -> SampledData:
-        """Make a batch, as :func:`~lightning_gnn_dist.batches.source.assemble` does."""
-        return self.made_of(Content.of(self._graph, sample), widen=widen, all_labels=all_labels)
 
     def made_of(self, content: Content, *, widen: Widen = True, all_labels: bool = True) -> SampledData:
         """Make a batch of what is taken of the graph's arrays."""
@@ -554,7 +550,15 @@ class GraphSource(BatchSource):
     def _assembled(self, graph: Graph, samples: Sequence[Sample]) -> list[SampledData]:
         if self._files is not None:
             self._release(graph)
-        batches = [self._assemble(graph, sample) for sample in samples]
+        how: Any = {"widen": self._widen, "all_labels": self._all_labels}
+        batches = []
+        for sample in samples:
+            if self._files is not None and graph is self._graph:
+                batches.append(self._files.made_of(Content.of(graph, sample), **how))
+            elif sample.is_constant:
+                batches.append(self._of_whole_part(graph, sample, how))
+            else:
+                batches.append(made_of(Content.of(graph, sample), self._pool_of, **how))
         if self._stream is not None and self._crossing is not None:
             self._crossing.add(sum(bytes_of(batch) for batch in batches if device_of_batch(batch).type == "cpu"))
         return batches
@@ -567,12 +571,7 @@ class GraphSource(BatchSource):
         """Return rows of an array, in lent memory."""
         return gather_rows(array, rows, self._pool_of(name)) if self._files is None else self._files.take(array, rows)
 
-    def _assemble(self, graph: Graph, sample: Sample) -> SampledData:
-        how: Any = {"widen": self._widen, "all_labels": self._all_labels}
-        if self._files is not None and graph is self._graph:
-            return self._files.assemble(sample, **how)
-        if not sample.is_constant:
-            return made_of(Content.of(graph, sample), self._pool_of, **how)
+    def _of_whole_part(self, graph: Graph, sample: Sample, how: Any) -> SampledData:
         kept = self._constant
         if kept is None or kept[0] is not sample:
             whole = assemble(graph, sample, **how)

@@ -20,13 +20,9 @@ from lightning_gnn_dist.engine.kernels import (
     REPEATED_SEED,
     Array,
     Csr,
-    Draws,
     Table,
     Work,
-    sample,
 )
-from lightning_gnn_dist.engine.rng import typed_keys
-from lightning_gnn_dist.engine.weighted import Rule
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
@@ -290,11 +286,3 @@ def edge_types_of(types: GraphTypes) -> Array:
         return ONE_TYPE
     numbers: Array = types.edge_type.numpy()
     return numbers
-
-
-def sample_neighbors(graph: Graph, seeds: Tensor, fanouts: Array, batch_key: BatchKey, rule: Rule) -> Sample:
-    """Draw so many neighbours of each edge type at each hop, ``fanouts[hop, type]``."""
-    keys = typed_keys(*batch_key, *fanouts.shape)
-    edge_type = edge_types_of(graph.types)
-    draws = Draws(edge_type if len(edge_type) else None, fanouts, keys, rule)
-    return sample_hops(graph, seeds, len(fanouts), sample, draws, with_kinds=have_names(graph.types))

@@ -16,8 +16,9 @@ import numpy as np
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.engine.kernels import Array
-from lightning_gnn_dist.engine.sample import BatchKey, Sample, sample_neighbors
+from lightning_gnn_dist.engine.kernels import Array, Draws, sample
+from lightning_gnn_dist.engine.rng import typed_keys
+from lightning_gnn_dist.engine.sample import BatchKey, Sample, edge_types_of, sample_hops
 from lightning_gnn_dist.engine.weighted import Rule, Weight, weights_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
@@ -91,11 +92,16 @@ class NeighborSampler:
         return isinstance(given, Mapping) and any(0 in numbers for numbers in given.values())
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        asked, fanouts = check_bulk(graph, seeds, keys), self.of_types(graph.types)
+        asked, fanouts, kinds = check_bulk(graph, seeds, keys), self.of_types(graph.types), edge_types_of(graph.types)
         draws = bool((fanouts >= 0).any())
         weights = None if self.weight is None else weights_of(graph, self.weight, draws=draws)
-        rule = Rule(weights, self.replace)
-        return [sample_neighbors(graph, ids, fanouts, key, rule) for ids, key in asked]
+        of_edges, rule, is_typed = kinds if len(kinds) else None, Rule(weights, self.replace), have_names(graph.types)
+
+        def drawn(ids: Tensor, key: BatchKey) -> Sample:
+            how = Draws(of_edges, fanouts, typed_keys(*key, *fanouts.shape), rule)
+            return sample_hops(graph, ids, len(fanouts), sample, how, with_kinds=is_typed)
+
+        return [drawn(ids, key) for ids, key in asked]
 
     def of_types(self, types: TypeNames) -> Array:
         """The numbers of each hop and edge type, int64, shape (hops, types); those of other types are refused.

@@ -100,8 +100,7 @@ def test_all_forms_of_features_are_read(
     graph = saved(tmp_path, form, edges=False)
     rows = DiskRows.of(graph, 5000)
     assert rows is not None
-    stays, said = (None, widen) if isinstance(widen, bool) else (widen, "auto")
-    source = FileSource(graph, rows, SAMPLER, Loading(widen=said, all_labels=all_labels), stays=stays)
+    source = FileSource(graph, rows, SAMPLER, Loading(all_labels=all_labels), widen=widen)
     expected = passes(GraphSource(graph, SAMPLER, widen=widen, all_labels=all_labels), 0)
     check_same(passes(source, 1), expected)
     source.spare_memory()
