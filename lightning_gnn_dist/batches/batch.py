@@ -79,13 +79,7 @@ class Promising(ReadsLater):
     def is_on(self, device: torch.device) -> bool:
         """Whether all tensors are on the device; False also where what it holds would have to be searched."""
         held = *self._mapping.values(), *(block.indptr for block in self._blocks[:1])
-        for each in held:
-            if isinstance(each, Tensor):
-                if each.device != device:
-                    return False
-            elif not all(isinstance(one, int | float | str | None) for one in (each if type(each) is list else [each])):
-                return False
-        return True
+        return all(each.device == device if isinstance(each, Tensor) else _is_plain(each) for each in held)
 
     def __getitem__(self, key: str) -> Any:
         if key == "edge_index" and self.is_pending:
@@ -332,6 +326,11 @@ def blocks_of(
 def dtype_of(x: Any) -> torch.dtype:
     """The type of a matrix's values beside these features."""
     return x.dtype if isinstance(x, Tensor) and x.is_floating_point() else torch.float32
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number or a text, or a list of these."""
+    return all(isinstance(each, int | float | str | None) for each in (value if isinstance(value, list) else [value]))
 
 
 def weight_of(edge_weight: Any, num_edges: int, dtype: torch.dtype) -> Tensor | None:

@@ -6,9 +6,9 @@ draws are added up in another order than there, so weights may differ in their l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +17,6 @@ from torch import Tensor
 from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.engine.stack import Edges, Stack, packed
 from lightning_gnn_dist.engine.weighted import LEAST_WEIGHT, LOG_2, OTHER, SHORT, SQRT_HALF, T3, T5, T7, T9, T11, T13
 
 
@@ -110,61 +109,7 @@ class TensorWeights(NamedTuple):
     table: Tensor
 
 
-Choose: TypeAlias = Callable[[Frontier, int], Tensor]
-
-
-def rows_of(indptr: Tensor, stack: Stack, keys: Tensor) -> Frontier:
-    """The rows of a stack's frontier. Those of nodes that do not exist are empty."""
-    first = indptr[stack.nodes]
-    degree = (indptr[stack.nodes + 1] - first) * (stack.batch < stack.num_batches)
-    return Frontier(keys[stack.batch], stack.nodes, first, degree)
-
-
-def every_edge(rows: Frontier) -> tuple[Tensor, Tensor]:
-    """All edges of the rows: each one's row, and its position in the graph's ``indices``."""
-    upto = rows.degree.cumsum(0)
-    total = int(upto[-1]) if upto.numel() else 0
-    at = torch.arange(total, device=upto.device)
-    row = torch.arange(upto.numel(), device=upto.device).repeat_interleave(rows.degree, output_size=total)
-    return row, at + (rows.first - upto + rows.degree)[row]
-
-
-def drawn_edges(rows: Frontier, size: int, *, replace: bool, choose: Choose | None) -> tuple[Tensor, Tensor]:
-    """Draw ``size`` edges of each row, or take all of a shorter one; return as :func:`every_edge` does.
-
-    With a size, the edges are followed by fillers of the last row, which must be empty, up to ``size`` for each row
-    before it. So the host need not know how many there are.
-
-    Args:
-        rows: The rows to draw from, of a graph that has edges.
-        size: Edges per row; -1 takes all.
-        replace: Whether an edge may be drawn more than once; then a short row draws ``size`` edges, too.
-        choose: Chooses the slots of ``size`` edges of rows that are not taken whole, or None if all edges of a row are
-            equally likely.
-    """
-    if size < 0:
-        return every_edge(rows)
-    is_drawn = rows.degree > (0 if replace else size)
-    in_order = torch.arange(size, device=rows.node.device)
-    if choose is None:
-        slots = torch.where(is_drawn[:, None], _evenly(rows, size, replace), in_order)
-    else:
-        slots, drawn = in_order.repeat(rows.node.numel(), 1), is_drawn.nonzero().view(-1)
-        slots[drawn] = choose(rows.at(drawn), size)
-    taken = in_order < torch.where(is_drawn, size, rows.degree)[:, None]
-    room = (rows.node.numel() - 1) * size
-    entries = torch.arange(room + size, device=rows.node.device)
-    chosen = packed(entries, taken.view(-1), room, room)[:room]
-    return chosen // size, (rows.first[:, None] + slots).view(-1)[chosen]
-
-
-def _evenly(rows: Frontier, size: int, replace: bool) -> Tensor:
-    if replace:
-        return below(_words(rows, size), rows.degree[:, None])
-    return distinct(rows.key[:, None], rows.node[:, None], rows.degree[:, None], size)
-
-
-def _words(rows: Frontier, count: int) -> Tensor:
+def words_of(rows: Frontier, count: int) -> Tensor:
     """The first ``count`` random words of each row, shape (rows, count)."""
     return draw(rows.key[:, None], rows.node[:, None], torch.arange(count, device=rows.node.device))
 
@@ -200,7 +145,7 @@ def by_weight(rows: Frontier, size: int, *, replace: bool, weights: TensorWeight
 
 def _chosen(rows: Frontier, count: int, table: Tensor) -> Tensor:
     """The slots that the first ``count`` random words of each row choose by its alias table."""
-    height = unit(_words(rows, count)) * rows.degree[:, None]
+    height = unit(words_of(rows, count)) * rows.degree[:, None]
     slot = height.to(torch.int64)
     box = table[rows.first[:, None] + slot]
     threshold = (box >> 32).to(torch.int32).view(torch.float32)
@@ -265,62 +210,6 @@ def least(matrix: Tensor, size: int) -> Tensor:
     groups = groups.sort(dim=1).values  # in order: ties stay as they are
     slots = (groups[:, None] + layer[:, None]).view(num_rows, depth * size)
     return slots.gather(1, matrix.gather(1, slots).sort(dim=1, stable=True).indices[:, :size])
-
-
-class LayerRule(NamedTuple):
-    """How nodes are drawn for a hop.
-
-    Attributes:
-        size: Nodes to draw for each batch, on average.
-        importance: The importance of each node of the graph, float64, or None for its squared column norm in the
-            frontier's rows of A.
-        weights: The entries of A, float32 in the order of the graph's edges, or None for 1 / in-degree of the receiver.
-        normalize: Whether to scale the weights of each row to the sum that the row has in A.
-    """
-
-    size: int
-    importance: Tensor | None
-    weights: Tensor | None
-    normalize: bool
-
-
-def drawn_layer(indptr: Tensor, indices: Tensor, stack: Stack, keys: Tensor, rule: LayerRule) -> Edges:
-    """Draw nodes; return the frontier's edges from them, with their weights."""
-    rows = rows_of(indptr, stack, keys)
-    row, position = every_edge(rows)
-    column = indices[position].to(torch.int64)
-    value = rows.degree[row] if rule.weights is None else rule.weights[position]
-    value = 1.0 / value.to(torch.float64) if rule.weights is None else value.to(torch.float64)
-    chance = _chances(stack, row, column, value, rule)
-    kept = (unit(draw(rows.key[row], column, 0)) < chance).nonzero().view(-1)
-    whole, row = value.new_zeros(rows.node.numel()).index_add_(0, row, value), row[kept]
-    weight = value[kept] * (1.0 / chance[kept])
-    if rule.normalize:
-        total = torch.zeros_like(whole).index_add_(0, row, weight)
-        weight = weight.to(torch.float32) * torch.where(total > 0, whole / total, 1.0)[row]
-    return Edges(row, column[kept], position[kept], weight)
-
-
-def column_norms(indptr: Tensor, indices: Tensor, weights: Tensor | None) -> Tensor:
-    """The squared norm of each column of A, float64, shape (N,)."""
-    degrees = indptr.diff()
-    value = 1.0 / degrees.to(torch.float64).repeat_interleave(degrees) if weights is None else weights
-    return value.new_zeros(degrees.numel(), dtype=torch.float64).index_add_(
-        0, indices.to(torch.int64), value.to(torch.float64).square()
-    )
-
-
-def _chances(stack: Stack, row: Tensor, column: Tensor, value: Tensor, rule: LayerRule) -> Tensor:
-    """The probability that the sender of each edge is drawn."""
-    k, n = stack.num_batches, stack.num_nodes
-    batch = stack.batch[row]
-    if rule.importance is None:
-        ids = batch * n + column
-        norms = value.new_zeros(k * n).index_add_(0, ids, value.square())
-        factor, importance = scales(norms.view(k, n), rule.size)[batch], norms[ids]
-    else:
-        factor, importance = scales(rule.importance[None], rule.size), rule.importance[column]
-    return torch.where(importance > 0, (factor * importance).clamp(max=1), 0.0)
 
 
 def scales(importance: Tensor, size: int) -> Tensor:

@@ -10,8 +10,8 @@ ahead.py           the source of both this and shards: draws bulks ahead of thei
 row_cache.py       rows that are kept, in serving, too; joined_rows.py copies them
 placement.py       what of a graph lies on a device: memory_plan.py counts bytes and expected reads
 rows_on_device.py  batches whose rows lie on a device where they are held there
-device_sampler.py  draws batches on a device
-reorder.py         writes a graph chunk by chunk
+device_sampler.py  draws batches on a device, hop by hop as device_draws.py has it
+reorder.py         writes a graph chunk by chunk; saved_chunks.py says where each begins
 sweep.py           which chunks are held, and when; chunk_reading.py reads them where a graph is saved chunk by chunk
 memory.py          whether hosts have the memory of a fit, and the ways out where they have not
 """

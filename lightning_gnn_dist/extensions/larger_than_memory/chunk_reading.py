@@ -10,6 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.engine.compiling import compiled
+from lightning_gnn_dist.engine.kernels import Array
+from lightning_gnn_dist.extensions.larger_than_memory.saved_chunks import Chunks
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.rows import row_slices, starts_of
@@ -17,8 +20,6 @@ from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import as_numpy
 from lightning_gnn_dist.graph.typed.names import EdgeType, below_edges, below_nodes
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
-from lightning_gnn_dist.partition.kernels import Array, keep_inside
-from lightning_gnn_dist.partition.saved_chunks import Chunks
 
 _MOST_BLOCKS = 1 << 14  # of ids: a table of them stays in the processor's cache
 
@@ -247,3 +248,49 @@ class _Edges:
 
     def _arrays_of(self, edge_type: EdgeType, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: torch.cat([like[:0], *self._arrays.get((edge_type, name), ())]) for name, like in arrays.items()}
+
+
+@compiled
+def keep_inside(
+    degrees: Array,
+    senders: Array,
+    starts: Array,
+    ends: Array,
+    places: Array,
+    blocks: Array,
+    shift: int,
+    counts: Array,
+    out: Array,
+    kept: Array,
+) -> int:
+    """Keep the edges of some rows that come from ranges of ids, and return how many; -1 if a sender is no node.
+
+    Args:
+        degrees: The number of edges of each row.
+        senders: The senders, row after row.
+        starts: The first id of each range, in increasing order, and at the end the number of nodes.
+        ends: The id behind the last one of each range, and at the end a number that no id reaches.
+        places: The place of the first id of each range among those of all.
+        blocks: For each block of ``2 ** shift`` ids the first range that ends in it or later.
+        shift: See there.
+        counts: Receives the number of edges of each row that are kept.
+        out: Receives the places of their senders.
+        kept: Receives for each edge whether it is.
+    """
+    edge = filled = 0
+    for row in range(degrees.size):
+        before = filled
+        for _ in range(degrees[row]):
+            sender = senders[edge]
+            if sender < 0 or sender >= starts[-1]:
+                return -1
+            number = blocks[sender >> shift]
+            while ends[number] <= sender:
+                number += 1
+            kept[edge] = starts[number] <= sender
+            if kept[edge]:
+                out[filled] = sender - starts[number] + places[number]
+                filled += 1
+            edge += 1
+        counts[row] = filled - before
+    return filled

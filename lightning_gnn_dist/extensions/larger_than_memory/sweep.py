@@ -12,10 +12,10 @@ from lightning_gnn_dist.batches.batches import slice_of
 from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.extensions.larger_than_memory.chunk_reading import ChunkReader
+from lightning_gnn_dist.extensions.larger_than_memory.saved_chunks import Chunks
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.residency import Held, ReadChunks, Residency, bytes_held, check_place
 from lightning_gnn_dist.partition.base import Partition, check_request
-from lightning_gnn_dist.partition.saved_chunks import Chunks
 from lightning_gnn_dist.rules import Count, check_fields
 
 log = logging.getLogger(__name__)
