@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from lightning_gnn_dist import (
@@ -249,17 +249,6 @@ def test_an_epoch_sends_gradients_five_numbers_a_step_and_three_at_its_end() -> 
 
 
 # What is refused.
-
-
-def with_unused_parameters(rank: int, world_size: int) -> None:
-    module = Model()
-    module.unused = nn.Linear(2, 2)
-    trainer_of(world_size, grappa()).fit(module, data_of(batch_size=30))
-
-
-def test_unused_parameters_are_told_of_with_the_way_out() -> None:
-    with pytest.raises(RankError, match=r"use GrappaStrategy\(find_unused_parameters=True\)"):
-        run_ranks(with_unused_parameters, 2)
 
 
 def test_backends_of_several_devices_are_known() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
@@ -22,6 +22,8 @@ from lightning_gnn_dist.extensions.notebooks.rank_processes import InterruptedRa
 from lightning_gnn_dist.rounds.own_states import asking_nobody
 from lightning_gnn_dist.wire.launching import by_value
 from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
+
+_METRICS = ("callback_metrics", "logged_metrics", "progress_bar_metrics")
 
 
 class Keeper(Callback):
@@ -90,7 +92,7 @@ class Kept:
     weights: dict[str, Any] | None
     added: dict[str, Any]  # layers that configure_model or setup made, and parameters
     state: Any
-    metrics: Sequence[dict[str, Any]]
+    metrics: dict[str, dict[str, Any]]  # those that callbacks, loggers and the progress bar see
     loops: dict[str, Any]
     rounds: Any
     attributes: list[dict[str, bytes]]  # of the module, and each callback and logger: those that can travel
@@ -111,7 +113,7 @@ class Kept:
             move_data_to_device(weights, "cpu"),
             {name: getattr(module, name) for name in made if name in {**module._modules, **module._parameters}},
             trainer.state,
-            move_data_to_device(_metrics_of(trainer), "cpu"),
+            move_data_to_device({name: dict(getattr(trainer, name)) for name in _METRICS}, "cpu"),
             _loop_state(trainer),
             getattr(trainer.strategy, "state", None),
             [_attributes(owner, shared, at_start) for owner in _given_back(shared)],
@@ -122,11 +124,13 @@ class Kept:
         if self.weights is not None:
             for name, layer in self.added.items():
                 setattr(trainer.lightning_module, name, layer)
-            if any(value.dtype != self.weights.get(name, value).dtype for name, value in _weights(trainer)):
+            named = chain(trainer.lightning_module.named_parameters(), trainer.lightning_module.named_buffers())
+            if any(value.dtype != self.weights.get(name, value).dtype for name, value in named):
                 trainer.strategy.precision_plugin.convert_module(trainer.lightning_module)  # as the ranks did: 64-true
             trainer.lightning_module.load_state_dict(self.weights, strict=False)  # a hook may have added buffers
         trainer.state = self.state
-        _set_metrics(trainer, self.metrics)
+        for name, metrics in self.metrics.items():
+            setattr(trainer._logger_connector, f"_{name}", metrics)
         _load_loop_state(trainer, self.loops)
         if self.rounds is not None:
             trainer.strategy.state = self.rounds
@@ -139,10 +143,6 @@ def _given_back(shared: Sequence[object]) -> list[Any]:
     """Return the module, the callbacks, but for progress bars, and the loggers."""
     kinds = LightningModule | Callback | Logger
     return [item for item in shared if isinstance(item, kinds) and not isinstance(item, ProgressBar)]
-
-
-def _weights(trainer: Trainer) -> Iterable[tuple[str, Tensor]]:
-    return chain(trainer.lightning_module.named_parameters(), trainer.lightning_module.named_buffers())
 
 
 def _attributes(owner: Any, shared: Sequence[object], at_start: AtStart) -> dict[str, bytes]:
@@ -196,13 +196,3 @@ def _load_loop_state(trainer: Trainer, state: dict[str, Any]) -> None:
         loop._restarting = loop._loaded_from_state_dict = loop._resuming_from_checkpoint = False
     epoch_loop._batches_that_stepped = state["logged"]
     trainer.should_stop = state["stop"]
-
-
-def _metrics_of(trainer: Trainer) -> tuple[dict[str, Any], ...]:
-    """Return the metrics that callbacks, loggers and the progress bar see."""
-    return dict(trainer.callback_metrics), dict(trainer.logged_metrics), dict(trainer.progress_bar_metrics)
-
-
-def _set_metrics(trainer: Trainer, metrics: Sequence[dict[str, Any]]) -> None:
-    connector = trainer._logger_connector
-    connector._callback_metrics, connector._logged_metrics, connector._progress_bar_metrics = metrics
