@@ -1,32 +1,37 @@
-"""A `python` for tests that start commands: each is forked from a server that has imported torch and Lightning once.
+"""A `python` for tests that start commands: each is forked from a server, which is forked from that of the ranks.
 
-To import them takes each process four to six seconds of CPU time. What `fast_python` returns is a program that takes
-the arguments of `python`, and stands for it in `sys.executable` as well, so that the ranks that Lightning starts are
-forked, too. A test of signals, or of what a command imports, takes `sys.executable` itself.
+To import torch and Lightning takes each process four to six seconds of CPU time. What `fast_python` returns is a
+program that takes the arguments of `python`, and stands for it in `sys.executable` as well, so that the ranks that
+Lightning starts are forked, too. A test of signals, or of what a command imports, takes `sys.executable` itself.
 
     subprocess.run([fast_python(), "examples/node_rows.py"], ...)
 """
 
 import atexit
 import gc
+import multiprocessing
 import os
 import random
 import runpy
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
+import warnings
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from select import select
 from types import ModuleType
+from typing import Any
 
-IMPORTS = ["tests.no_garbage", "lightning.pytorch.cli", "torch_geometric.nn", "torchmetrics", "numba"]
-IMPORTS += ["lightning_gnn_dist.cli.main", "lightning_gnn_dist.cli.train", "torch.distributed.run"]
+from tests.ranks import CONTEXT
+
+IMPORTS = ["lightning.pytorch.cli", "lightning_gnn_dist.cli.main", "lightning_gnn_dist.cli.train"]
+IMPORTS += ["torch.distributed.run"]
 RANKS = ["RANK", "LOCAL_RANK"]  # what Lightning reads when it is imported
 
 # Run by the program with no import but those of builtin modules and `socket`: in some milliseconds.
@@ -52,17 +57,14 @@ sys.exit(code)
 def fast_python() -> str:
     """The path of a program that runs a script, a module (`-m`) or code (`-c`), while this process lives."""
     folder = tempfile.mkdtemp(prefix="python-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     address, program = f"{folder}/socket", Path(folder, "python")
     program.write_text(CLIENT.format(python=sys.executable, address=address))
     program.chmod(0o755)
-    listener = socket.socket(socket.AF_UNIX)
-    listener.bind(address)
-    listener.listen(64)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "tests.python_server", str(program), str(listener.fileno())]
-    with listener:
-        server = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment, pass_fds=[listener.fileno()])
-    atexit.register(server.communicate)  # which closes what it reads, and waits for its end
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(64)
+        CONTEXT.Process(target=serve, args=(str(program), listener), daemon=True).start()
     return str(program)
 
 
@@ -70,18 +72,18 @@ def serve(program: str, listener: socket.socket) -> None:
     """Fork for each that asks, until the process that started this ends."""
     for name in IMPORTS:
         import_module(name)
-    gc.enable()
     gc.collect()
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who watch a command
-    while sys.stdin not in select([listener, sys.stdin], [], [])[0]:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    while parent.sentinel not in select([listener, parent.sentinel], [], [])[0]:
         asked, _ = listener.accept()
         if os.fork() == 0:
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return watch(program, asked)
         asked.close()
-    shutil.rmtree(Path(program).parent)
 
 
 def watch(program: str, asked: socket.socket) -> None:
@@ -114,6 +116,7 @@ def become(program: str, words: list[str]) -> None:
     os.environ.update(word.split("=", 1) for word in words[:at])
     folder, *arguments = words[at + 1 :]
     os.chdir(folder)
+    stand_alone()
     import numpy as np
     import torch
     from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -123,6 +126,27 @@ def become(program: str, words: list[str]) -> None:
     random.seed(), np.random.seed(), torch.seed()
     sys.executable, sys.argv = program, arguments
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
+    try:
+        execute(folder, arguments)
+    finally:
+        atexit._run_exitfuncs()
+
+
+def stand_alone() -> None:
+    """Forget who started this process: its children, streams and warnings are its own."""
+    own: Any = multiprocessing.current_process()
+    own._name, own._identity, own._config["daemon"] = "MainProcess", (), False
+    multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
+    for of_parent in (forkserver._forkserver, resource_tracker._resource_tracker):  # type: ignore[attr-defined]
+        type(of_parent).__init__(of_parent)
+    multiprocessing.set_start_method(None, force=True)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    warnings.resetwarnings()
+    for category in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+        warnings.simplefilter("ignore", category)
+
+
+def execute(folder: str, arguments: list[str]) -> None:
     if arguments[0] == "-m":
         sys.path.insert(0, folder)
         del sys.argv[0]
@@ -135,7 +159,3 @@ def become(program: str, words: list[str]) -> None:
     else:
         sys.path.insert(0, str(Path(arguments[0]).resolve().parent))
         runpy.run_path(arguments[0], run_name="__main__")
-
-
-if __name__ == "__main__":
-    serve(sys.argv[1], socket.socket(fileno=int(sys.argv[2])))

@@ -156,21 +156,19 @@ class SeesMasks(Model):
         return loss
 
 
-def logged(rank: int, world_size: int, boundary: Any) -> tuple[bool, float]:
+def logged(rank: int, world_size: int) -> tuple[bool, float]:
     data = weighted_data()
     owner = (torch.arange(data.num_nodes) % 2).to(torch.int32)
-    if isinstance(boundary, lgd.Exchange):  # of the two ranks, one has no training node
-        owner[data.train_mask] = 0
+    owner[data.train_mask] = 0  # one of the two ranks has no training node
     module = SeesMasks(data.train_mask)
-    parts = data_of(graph_of(data), partitioner=lgd.Partition(owner, 2), boundary=boundary)
+    parts = data_of(graph_of(data), partitioner=lgd.Partition(owner, 2))
     running = quick(world_size, max_epochs=1)
     running.fit(module, parts)
     return module.is_marked, float(running.callback_metrics["mean"])
 
 
-@pytest.mark.parametrize("boundary", [lgd.Exchange(), lgd.Halo()], ids=repr)
-def test_masks_are_the_graphs_and_means_over_ranks_are_numbers(boundary: Any) -> None:
-    for is_marked, mean in run_ranks(logged, 2, boundary):
+def test_masks_are_the_graphs_and_means_over_ranks_are_numbers() -> None:
+    for is_marked, mean in run_ranks(logged, 2):
         assert is_marked and not math.isnan(mean)
 
 
