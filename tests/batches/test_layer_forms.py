@@ -20,25 +20,14 @@ from torch.nn import Linear
 from torch_geometric import nn
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist import (
-    Coverage,
-    Graph,
-    Holding,
-    Isolated,
-    Loading,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    Rotate,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batches import THREAD_NAME, Batches, Deal, Learning
 from lightning_gnn_dist.batches.source import GraphSource, assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
 from tests.pages import ROOT
 
-GRAPH = communities(400, 4, num_features=8, train_share=0.1)
+GRAPH = lgd.communities(400, 4, num_features=8, train_share=0.1)
 GRAPH.edge_arrays["edge_attr"] = torch.rand(GRAPH.num_edges, 3, generator=torch.Generator().manual_seed(0))
 WITH_EDGES = ("GINEConv", "NNConv", "GMMConv")
 OTHERS: dict[str, Callable[[], Any]] = {
@@ -70,7 +59,9 @@ SAID = {name: row[1:] for row in ROWS for name in re.findall(r"`([^`]+)`", row[0
 
 @pytest.fixture(scope="module")
 def batch() -> Any:
-    data = PartitionedDataModule(GRAPH, sampler=NeighborSampler([-1]), batch_size=20, loading=Loading(num_threads=0))
+    data = lgd.PartitionedDataModule(
+        GRAPH, sampler=lgd.NeighborSampler([-1]), batch_size=20, loading=lgd.Loading(num_threads=0)
+    )
     return next(iter(data.train_dataloader()))
 
 
@@ -119,19 +110,19 @@ EDGES = torch.randint(0, 90, (2, 700), generator=RANDOM)
 WEIGHTS = torch.rand(700, generator=RANDOM)
 
 
-def plain() -> Graph:
-    return Graph.from_pyg(Data(edge_index=EDGES, edge_weight=WEIGHTS, **ARRAYS), edge_ids=True)
+def plain() -> lgd.Graph:
+    return lgd.Graph.from_pyg(Data(edge_index=EDGES, edge_weight=WEIGHTS, **ARRAYS), edge_ids=True)
 
 
-def of_one_type() -> Graph:
+def of_one_type() -> lgd.Graph:
     data = HeteroData()
     data["node"].update(ARRAYS)
     data[KIND].update({"edge_index": EDGES, "edge_weight": WEIGHTS})
-    return Graph.from_pyg(data, edge_ids=True)
+    return lgd.Graph.from_pyg(data, edge_ids=True)
 
 
-def batch_of(graph: Graph, **how: Any) -> Any:
-    (sample,) = NeighborSampler([4, 3]).sample_bulk(graph, [torch.tensor([7, 80, 3])], [BatchKey(0, 0, 0)])
+def batch_of(graph: lgd.Graph, **how: Any) -> Any:
+    (sample,) = lgd.NeighborSampler([4, 3]).sample_bulk(graph, [torch.tensor([7, 80, 3])], [BatchKey(0, 0, 0)])
     return assemble(graph, sample, **how)
 
 
@@ -158,14 +149,14 @@ BATCHES, EVERY = 5, 2
 
 
 def parts(*, in_background: bool = True) -> PartSwitcher:
-    graph = communities(400, 4, num_features=4, train_share=0.3, seed=2)
-    partition = RandomPartitioner()(graph, 4, 0)
-    reader = PartReader(graph, partition, Holding(Rotate()), 1, 4, 0, Isolated(), Coverage())
+    graph = lgd.communities(400, 4, num_features=4, train_share=0.3, seed=2)
+    partition = lgd.RandomPartitioner()(graph, 4, 0)
+    reader = PartReader(graph, partition, lgd.Holding(lgd.Rotate()), 1, 4, 0, lgd.Isolated(), lgd.Coverage())
     return PartSwitcher(reader, in_background=in_background)
 
 
-def learning_of(part: Graph, num_batches: int = BATCHES) -> Learning:
-    return Learning(GraphSource(part, NeighborSampler([3, 3])), Deal(part.split("train"), num_batches, 5))
+def learning_of(part: lgd.Graph, num_batches: int = BATCHES) -> Learning:
+    return Learning(GraphSource(part, lgd.NeighborSampler([3, 3])), Deal(part.split("train"), num_batches, 5))
 
 
 def loader(source: PartSwitcher, *, num_batches: int = BATCHES, weigh: Literal["node", "batch"] = "node") -> Batches:

@@ -9,26 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Auto,
-    Coverage,
-    EverySteps,
-    Fetch,
-    Graph,
-    GrappaStrategy,
-    Halo,
-    Holding,
-    Isolated,
-    LadiesSampler,
-    LocalSGDStrategy,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    RandomPartitioner,
-    Redeal,
-    Rotate,
-    WholePartSampler,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary import auto
 from lightning_gnn_dist.boundary.auto import Pass, choose, short_name
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, around
@@ -43,9 +24,9 @@ from tests.ranks import run_ranks
 from tests.strategies.fitting import hear
 
 
-def data_of(graph: Graph, **options: Any) -> PartitionedDataModule:
-    defaults: dict[str, Any] = {"partitioner": RandomPartitioner(), "sampler": WholePartSampler(2)}
-    return PartitionedDataModule(graph, **(defaults | options))
+def data_of(graph: lgd.Graph, **options: Any) -> lgd.PartitionedDataModule:
+    defaults: dict[str, Any] = {"partitioner": lgd.RandomPartitioner(), "sampler": lgd.WholePartSampler(2)}
+    return lgd.PartitionedDataModule(graph, **(defaults | options))
 
 
 def quick(world_size: int, strategy: Any) -> Any:
@@ -55,16 +36,16 @@ def quick(world_size: int, strategy: Any) -> Any:
 @pytest.mark.parametrize(
     ("held", "times", "allowed", "is_offered", "boundary"),
     [
-        ([10, 20, 30], [1, 1, 1], 10, True, Fetch()),
-        ([10, 20, 30], [1, 1, 1], 9, True, Isolated()),
-        ([10, 20, 30], [1, 1, 1], 30, False, Halo(3)),
-        ([10, 20, 30], [1, 1, 1], 29, False, Halo(2)),
-        ([10, 20, 20], [1, 1, 1], 30, False, Halo(2)),  # nothing is three hops away
-        ([10, 20, 20], [1, 1, 1], 19, False, Halo(1)),
-        ([10], [1], 5, False, Isolated()),
-        ([10, 20, 30], [1.2, 2.0, 2.1], 30, False, Halo(2)),
-        ([10, 20, 30], [2.5, 3, 4], 30, False, Isolated()),
-        ([10, 20, 30], [2.5, 3, 4], 30, True, Fetch()),
+        ([10, 20, 30], [1, 1, 1], 10, True, lgd.Fetch()),
+        ([10, 20, 30], [1, 1, 1], 9, True, lgd.Isolated()),
+        ([10, 20, 30], [1, 1, 1], 30, False, lgd.Halo(3)),
+        ([10, 20, 30], [1, 1, 1], 29, False, lgd.Halo(2)),
+        ([10, 20, 20], [1, 1, 1], 30, False, lgd.Halo(2)),  # nothing is three hops away
+        ([10, 20, 20], [1, 1, 1], 19, False, lgd.Halo(1)),
+        ([10], [1], 5, False, lgd.Isolated()),
+        ([10, 20, 30], [1.2, 2.0, 2.1], 30, False, lgd.Halo(2)),
+        ([10, 20, 30], [2.5, 3, 4], 30, False, lgd.Isolated()),
+        ([10, 20, 30], [2.5, 3, 4], 30, True, lgd.Fetch()),
     ],
 )
 def test_the_most_exact_that_costs_no_more_than_allowed_is_chosen(
@@ -75,18 +56,20 @@ def test_the_most_exact_that_costs_no_more_than_allowed_is_chosen(
     boundary: Boundary,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    graph, steps = cut_graph()[0], Pass(WholePartSampler(len(held)), 1000, [1], False)
+    graph, steps = cut_graph()[0], Pass(lgd.WholePartSampler(len(held)), 1000, [1], False)
     of_one = len(held) * (graph.num_edges + 8 * graph.num_nodes)
     of_rank = [*held, *(round(each * of_one) for each in times)]
     monkeypatch.setattr(auto, "SMALL", 0)
-    found, said = choose(graph, [of_rank], steps, allowed, offered=Fetch() if is_offered else None)
+    found, said = choose(graph, [of_rank], steps, allowed, offered=lgd.Fetch() if is_offered else None)
     assert found == boundary and said.startswith(f'boundary="auto" is {short_name(boundary)}')
     if held[-1] <= allowed:
         monkeypatch.setattr(auto, "SMALL", max(of_rank))  # a quick batch may be computed many times
-        assert isinstance(choose(graph, [of_rank], steps, allowed, offered=None)[0], Halo)
+        assert isinstance(choose(graph, [of_rank], steps, allowed, offered=None)[0], lgd.Halo)
 
 
-def works(sampler: Any, batch_size: int, graph: Graph, partition: Partition, *, has_layers: bool) -> list[float]:
+def works(
+    sampler: Any, batch_size: int, graph: lgd.Graph, partition: lgd.Partition, *, has_layers: bool
+) -> list[float]:
     """By hand: what all ranks compute in a pass with halos of 1 and 2 hops, in times of one process."""
     rows = [graph.indices[a:b].tolist() for a, b in pairwise(graph.indptr.tolist())]
     trains, everything = set(graph.split("train").tolist()), set(range(len(rows)))
@@ -98,11 +81,11 @@ def works(sampler: Any, batch_size: int, graph: Graph, partition: Partition, *, 
         return sum(len(rows[node]) for node in nodes)
 
     def batch(seeds: set[int], held: set[int], receivers: set[int]) -> float:
-        if isinstance(sampler, WholePartSampler) and has_layers:
+        if isinstance(sampler, lgd.WholePartSampler) and has_layers:
             layers = [seeds, around(seeds)]
             return sum(min(into(each), into(receivers)) + 8 * min(len(each), len(held)) for each in layers)
         whole = 2.0 * (into(receivers) + 8 * len(held))
-        if isinstance(sampler, WholePartSampler):
+        if isinstance(sampler, lgd.WholePartSampler):
             return whole
         first, second = (math.inf if limit < 0 else limit for limit in sampler.num_neighbors)
         size, one, two = batch_size, batch_size * first, batch_size * first * second
@@ -121,17 +104,17 @@ def works(sampler: Any, batch_size: int, graph: Graph, partition: Partition, *, 
 @pytest.mark.parametrize(
     ("sampler", "batch_size", "has_layers"),
     [
-        (WholePartSampler(2), 1000, False),
-        (WholePartSampler(2), 1000, True),
-        (WholePartSampler(2), 8, False),
-        (NeighborSampler([2, 2]), 4, True),
-        (NeighborSampler([9, 9]), 50, False),
-        (NeighborSampler([-1, 2]), 4, False),
+        (lgd.WholePartSampler(2), 1000, False),
+        (lgd.WholePartSampler(2), 1000, True),
+        (lgd.WholePartSampler(2), 8, False),
+        (lgd.NeighborSampler([2, 2]), 4, True),
+        (lgd.NeighborSampler([9, 9]), 50, False),
+        (lgd.NeighborSampler([-1, 2]), 4, False),
     ],
 )
 def test_work_is_counted_in_times_of_one_process(sampler: Any, batch_size: int, has_layers: bool) -> None:
     graph, partition = cut_graph()
-    plan = Plan(graph, partition, Holding(), PARTS, 0)
+    plan = Plan(graph, partition, lgd.Holding(), PARTS, 0)
     steps = Pass(sampler, batch_size, plan.learned_by_ranks(), has_layers)
     counted = [auto._counted(graph, plan.parts(rank), steps) for rank in range(PARTS)]
     sizes = torch.tensor(graph.num_nodes), torch.tensor(graph.num_edges)
@@ -143,8 +126,8 @@ def test_work_is_counted_in_times_of_one_process(sampler: Any, batch_size: int, 
 
 def test_samplers_of_a_bounded_size_compute_the_same_in_each_part() -> None:
     graph, partition = cut_graph()
-    plan = Plan(graph, partition, Holding(), PARTS, 0)
-    steps = Pass(LadiesSampler([4, 4]), 8, [8, 8, 14], True)
+    plan = Plan(graph, partition, lgd.Holding(), PARTS, 0)
+    steps = Pass(lgd.LadiesSampler([4, 4]), 8, [8, 8, 14], True)
     assert auto._counted(graph, plan.parts(0), steps)[2:] == [0, 0] and steps.times([0, 0, 0], 0) == 1
 
 
@@ -156,7 +139,7 @@ def chosen_by_work(rank: int, world_size: int) -> list[Any]:
     for times in (1.4, 1.05, math.inf, 2.0):
         auto.TIMES = times
         data = data_of(graph, partitioner=partition, boundary="auto")
-        quick(world_size, LocalSGDStrategy(EverySteps(2), **PATIENCE)).fit(model("SAGE", 2), data)
+        quick(world_size, lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE)).fit(model("SAGE", 2), data)
         found.append(data.boundary)
     return [found, [line for line in lines if line.startswith("boundary=")]]
 
@@ -164,9 +147,11 @@ def chosen_by_work(rank: int, world_size: int) -> list[Any]:
 def test_a_fit_does_not_multiply_the_work() -> None:
     (found, lines), *others = run_ranks(chosen_by_work, PARTS)
     graph, partition = cut_graph()
-    one, two = works(WholePartSampler(2), 1000, graph, partition, has_layers=True)
+    one, two = works(lgd.WholePartSampler(2), 1000, graph, partition, has_layers=True)
     assert 1.05 < one < 1.4 < two < 2
-    assert found == [Halo(1), Isolated(), Halo(2), Halo(2)] and all(other[0] == found for other in others)
+    assert found == [lgd.Halo(1), lgd.Isolated(), lgd.Halo(2), lgd.Halo(2)] and all(
+        other[0] == found for other in others
+    )
     assert f"and {one:.1f} times the work of one process" in lines[0] and f"and {two:.1f} times the work;" in lines[0]
     assert lines[1].endswith(auto.LOST) and "SuperNode" not in lines[0]
 
@@ -174,27 +159,27 @@ def test_a_fit_does_not_multiply_the_work() -> None:
 def bytes_of_parts(hops: int) -> int:
     """The bytes of the largest part with a halo, as it is read."""
     graph, partition = cut_graph()
-    settings = PARTS, 0, Halo(hops), Coverage()
-    readers = [PartReader(graph, partition, Holding(), rank, *settings) for rank in range(PARTS)]
+    settings = PARTS, 0, lgd.Halo(hops), lgd.Coverage()
+    readers = [PartReader(graph, partition, lgd.Holding(), rank, *settings) for rank in range(PARTS)]
     return max(reader.read(0).graph.num_bytes for reader in readers)
 
 
 STRATEGIES: dict[str, Any] = {
-    "grappa": lambda: GrappaStrategy(**PATIENCE),
-    "local_sgd": lambda: LocalSGDStrategy(EverySteps(2), **PATIENCE),
+    "grappa": lambda: lgd.GrappaStrategy(**PATIENCE),
+    "local_sgd": lambda: lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE),
 }
-NEIGHBORS = {"sampler": NeighborSampler([4, 4])}
+NEIGHBORS = {"sampler": lgd.NeighborSampler([4, 4])}
 
 
-REDEALT = {"holding": Holding(Redeal(6)), "partitioner": RandomPartitioner()}
-ROTATED = {"holding": Holding(Rotate()), "partitioner": RandomPartitioner()}
+REDEALT = {"holding": lgd.Holding(lgd.Redeal(6)), "partitioner": lgd.RandomPartitioner()}
+ROTATED = {"holding": lgd.Holding(lgd.Rotate()), "partitioner": lgd.RandomPartitioner()}
 CASES: list[tuple[tuple[int, int] | None, str, dict[str, Any], Boundary]] = [
-    ((1, -1), "grappa", {}, Isolated()),
-    ((2, 0), "local_sgd", {}, Halo(2)),
-    ((2, -1), "grappa", NEIGHBORS, Halo(1)),
-    ((2, 10**6), "grappa", NEIGHBORS | ROTATED, Halo(2)),
-    ((1, 10**6), "grappa", REDEALT, Halo(2)),
-    (None, "grappa", {}, Halo(2)),  # a fit that sends rows in every step must be asked for
+    ((1, -1), "grappa", {}, lgd.Isolated()),
+    ((2, 0), "local_sgd", {}, lgd.Halo(2)),
+    ((2, -1), "grappa", NEIGHBORS, lgd.Halo(1)),
+    ((2, 10**6), "grappa", NEIGHBORS | ROTATED, lgd.Halo(2)),
+    ((1, 10**6), "grappa", REDEALT, lgd.Halo(2)),
+    (None, "grappa", {}, lgd.Halo(2)),  # a fit that sends rows in every step must be asked for
 ]
 
 
@@ -202,7 +187,7 @@ def asked(bytes_of: tuple[int, int] | None) -> Any:
     """So many bytes more than the largest part takes with a halo of so many hops."""
     if bytes_of is None:
         return "auto"
-    return Auto(bytes_of_parts(bytes_of[0]) + bytes_of[1])
+    return lgd.Auto(bytes_of_parts(bytes_of[0]) + bytes_of[1])
 
 
 def chosen_by(rank: int, world_size: int) -> list[Any]:
@@ -236,20 +221,20 @@ def with_a_poor_rank(rank: int, world_size: int, poor: int) -> Any:
 
 
 def test_the_rank_with_least_memory_decides_for_all() -> None:
-    assert run_ranks(with_a_poor_rank, PARTS, bytes_of_parts(1)) == [Halo(1)] * PARTS
+    assert run_ranks(with_a_poor_rank, PARTS, bytes_of_parts(1)) == [lgd.Halo(1)] * PARTS
 
 
 def test_one_rank_has_nothing_to_choose() -> None:
     data = data_of(graph_of(weighted_data()), boundary="auto")
     quick(1, "auto").fit(model("SAGE", 2), data)
-    assert data.boundary == Auto()
+    assert data.boundary == lgd.Auto()
 
 
 def test_a_part_can_be_looked_at_before_a_fit() -> None:
     graph, partition = cut_graph()
     room = bytes_of_parts(1)
-    data = data_of(graph, partitioner=partition, boundary=Auto(room))
-    expected = data_of(graph, partitioner=partition, boundary=Halo(1))
+    data = data_of(graph, partitioner=partition, boundary=lgd.Auto(room))
+    expected = data_of(graph, partitioner=partition, boundary=lgd.Halo(1))
     for rank in range(PARTS):
         assert data.part(rank, PARTS).num_nodes == expected.part(rank, PARTS).num_nodes
 
@@ -257,18 +242,18 @@ def test_a_part_can_be_looked_at_before_a_fit() -> None:
 PARTS = 3
 
 
-def cut_graph() -> tuple[Graph, Partition]:
+def cut_graph() -> tuple[lgd.Graph, lgd.Partition]:
     graph = graph_of(weighted_data())
     owner = torch.randint(PARTS, (graph.num_nodes,), generator=torch.Generator().manual_seed(2), dtype=torch.int32)
     owner[:40] = 0
-    return graph, Partition(owner, PARTS)
+    return graph, lgd.Partition(owner, PARTS)
 
 
 # A boundary of a user's own: what it brings along is in the part, and what is wrong with it is said by its name.
 
 
 # 3 -> 0, 4 -> 1, 5 -> 3; a part of the nodes 0 and 1.
-GRAPH = Graph.from_edge_index(torch.tensor([[3, 4, 5], [0, 1, 3]]), 6)
+GRAPH = lgd.Graph.from_edge_index(torch.tensor([[3, 4, 5], [0, 1, 3]]), 6)
 RESIDENTS = torch.tensor([0, 1])
 
 
@@ -278,7 +263,7 @@ class Given(Boundary):
 
     hops: Any
 
-    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
+    def around(self, graph: lgd.Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         found: list[Tensor] = self.hops
         return found
 
@@ -291,7 +276,7 @@ class Rows:
     def edges_into(self, nodes: Tensor) -> Any:
         raise AssertionError("nobody asks")
 
-    def among(self, nodes: Tensor, hops: list[Tensor]) -> Graph:
+    def among(self, nodes: Tensor, hops: list[Tensor]) -> lgd.Graph:
         self.asked = nodes.tolist(), [hop.tolist() for hop in hops]
         return GRAPH
 

@@ -9,23 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_gnn_dist import (
-    ClusterSampler,
-    EverySteps,
-    Graph,
-    GrappaStrategy,
-    Halo,
-    Holding,
-    LinkDataModule,
-    LLCGStrategy,
-    LocalSGDStrategy,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    Rotate,
-    save_shards,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary.boundary import Boundary
 from tests.boundary.models import Weights, model, weighted_data, weights_of
 from tests.data_fitting import trainer
@@ -36,17 +20,17 @@ from tests.placing import batches_of
 from tests.ranks import run_ranks
 
 RANKS, ROUNDS, STEPS = 3, 3, 2
-AROUND = Halo(2, seed_hops=1)
-SETTINGS: dict[str, Any] = {"sampler": NeighborSampler([-1]), "batch_size": 9, "seed": 2, "boundary": AROUND}
+AROUND = lgd.Halo(2, seed_hops=1)
+SETTINGS: dict[str, Any] = {"sampler": lgd.NeighborSampler([-1]), "batch_size": 9, "seed": 2, "boundary": AROUND}
 
 
-def unequal(num_nodes: int) -> Partition:
+def unequal(num_nodes: int) -> lgd.Partition:
     """Three parts, of about a half, a third and a sixth of the nodes."""
     kind = torch.randint(6, (num_nodes,), generator=torch.Generator().manual_seed(5))
-    return Partition(torch.tensor([0, 0, 0, 1, 1, 2])[kind].int(), RANKS)
+    return lgd.Partition(torch.tensor([0, 0, 0, 1, 1, 2])[kind].int(), RANKS)
 
 
-def seeds_by_hand(graph: Graph, owner: Tensor, rank: int, hops: int) -> tuple[set[int], set[int]]:
+def seeds_by_hand(graph: lgd.Graph, owner: Tensor, rank: int, hops: int) -> tuple[set[int], set[int]]:
     """The training nodes of a part, and those around it, by their ids in the whole graph."""
     own = set((owner == rank).nonzero().view(-1).tolist())
     found = set(own)
@@ -57,14 +41,14 @@ def seeds_by_hand(graph: Graph, owner: Tensor, rank: int, hops: int) -> tuple[se
     return own & train, (found - own) & train
 
 
-def sparse_graph() -> Graph:
+def sparse_graph() -> lgd.Graph:
     graph = small_graph(300, 500)
     del graph.node_arrays["n_id"]
     return graph
 
 
-def loader_of(graph: Graph, rank: int, boundary: Boundary, num_batches: int, **options: Any) -> Any:
-    data = PartitionedDataModule(graph, partitioner=unequal(300), boundary=boundary, seed=1, **options)
+def loader_of(graph: lgd.Graph, rank: int, boundary: Boundary, num_batches: int, **options: Any) -> Any:
+    data = lgd.PartitionedDataModule(graph, partitioner=unequal(300), boundary=boundary, seed=1, **options)
     return batches_of(data, data.part(rank, RANKS), num_batches, 1, rank, RANKS)
 
 
@@ -74,7 +58,7 @@ def test_a_pass_draws_as_many_seeds_as_the_part_has(rank: int, hops: int) -> Non
     graph = sparse_graph()
     own, around = seeds_by_hand(graph, unequal(300).assignment, rank, hops)
     assert own and around
-    loader = loader_of(graph, rank, Halo(3, seed_hops=hops), 4)
+    loader = loader_of(graph, rank, lgd.Halo(3, seed_hops=hops), 4)
     times = Counter[int]()
     for _ in range(200):
         seeds = torch.cat([batch.n_id[: batch.batch_size] for batch in loader])
@@ -88,7 +72,7 @@ def test_a_pass_draws_as_many_seeds_as_the_part_has(rank: int, hops: int) -> Non
 
 def test_seeds_have_labels_numbers_and_all_their_neighbours() -> None:
     graph, train = sparse_graph(), sparse_graph().split("train")
-    for batch in loader_of(graph, 2, AROUND, 3, sampler=NeighborSampler([-1])):
+    for batch in loader_of(graph, 2, AROUND, 3, sampler=lgd.NeighborSampler([-1])):
         seeds = batch.n_id[: batch.batch_size]
         assert batch.y.equal(graph.node_arrays["y"][seeds])
         assert train[batch.input_id].equal(seeds)
@@ -99,8 +83,8 @@ def test_a_part_without_a_halo_has_its_own_seeds() -> None:
     graph = sparse_graph()
     ends = torch.stack([graph.indices.long(), torch.arange(300).repeat_interleave(graph.degrees())])
     inside = ends[:, unequal(300).assignment[ends[0]] == unequal(300).assignment[ends[1]]]
-    apart = Graph.from_edge_index(inside, 300, graph.node_arrays)
-    plain, more = (loader_of(apart, 1, boundary, 4) for boundary in (Halo(2), AROUND))
+    apart = lgd.Graph.from_edge_index(inside, 300, graph.node_arrays)
+    plain, more = (loader_of(apart, 1, boundary, 4) for boundary in (lgd.Halo(2), AROUND))
     for a, b in zip(plain, more, strict=True):
         assert a.n_id.equal(b.n_id)
 
@@ -109,7 +93,7 @@ def test_samplers_that_order_seeds_draw_them_too() -> None:
     graph = sparse_graph()
     graph.node_arrays["chunk"] = torch.arange(300) % 7
     own, around = seeds_by_hand(graph, unequal(300).assignment, 1, 1)
-    loader = loader_of(graph, 1, AROUND, 3, sampler=ClusterSampler(2, "chunk"))
+    loader = loader_of(graph, 1, AROUND, 3, sampler=lgd.ClusterSampler(2, "chunk"))
     seeds = torch.cat([batch.n_id[: batch.batch_size] for batch in loader]).tolist()
     assert len(seeds) == len(set(seeds)) == len(own) and set(seeds) <= own | around
 
@@ -146,17 +130,17 @@ def recorded(module: Any) -> list[Tensor]:
     return seen
 
 
-def local_sgd() -> LocalSGDStrategy:
-    return LocalSGDStrategy(EverySteps(STEPS), weights="nodes", **PATIENCE)
+def local_sgd() -> lgd.LocalSGDStrategy:
+    return lgd.LocalSGDStrategy(lgd.EverySteps(STEPS), weights="nodes", **PATIENCE)
 
 
 def quick(strategy: Any, rounds: int = ROUNDS, world_size: int = RANKS) -> Any:
     return trainer(world_size, strategy, max_epochs=rounds, limit_val_batches=0, precision="64-true")
 
 
-def parts(**options: Any) -> PartitionedDataModule:
+def parts(**options: Any) -> lgd.PartitionedDataModule:
     data = weighted_data()
-    return PartitionedDataModule(graph_of(data), partitioner=unequal(data.num_nodes), **(SETTINGS | options))
+    return lgd.PartitionedDataModule(graph_of(data), partitioner=unequal(data.num_nodes), **(SETTINGS | options))
 
 
 def fit(rank: int, world_size: int, folder: Path) -> tuple[list[Tensor], list[Weights]]:
@@ -189,7 +173,7 @@ def test_local_steps_on_these_seeds_are_those_by_hand_also_if_resumed(tmp_path: 
 
 def seen_on_shards(rank: int, world_size: int, folder: Path) -> list[tuple[Tensor, Tensor, Tensor]]:
     """The seeds of every step, their numbers and their labels."""
-    module, data = model("SAGE", 1), PartitionedDataModule(folder / "shares", **SETTINGS)
+    module, data = model("SAGE", 1), lgd.PartitionedDataModule(folder / "shares", **SETTINGS)
     seen: list[tuple[Tensor, Tensor, Tensor]] = []
     step = module.training_step
 
@@ -202,12 +186,12 @@ def seen_on_shards(rank: int, world_size: int, folder: Path) -> list[tuple[Tenso
     return seen
 
 
-def divided(folder: Path) -> tuple[Graph, Partition, Tensor]:
+def divided(folder: Path) -> tuple[lgd.Graph, lgd.Partition, Tensor]:
     """The graph of the tests as shards number it, its parts, and the new number of each node."""
     graph, partition = graph_of(weighted_data()), unequal(weighted_data().num_nodes)
-    save_shards(graph, partition, folder / "shares")
+    lgd.save_shards(graph, partition, folder / "shares")
     order = partition.assignment.argsort(stable=True)
-    return in_order_of_parts(graph, partition), Partition(partition.assignment[order], RANKS), order.argsort()
+    return in_order_of_parts(graph, partition), lgd.Partition(partition.assignment[order], RANKS), order.argsort()
 
 
 @pytest.mark.parametrize("num_ranks", [3, pytest.param(6, marks=pytest.mark.slow)])
@@ -225,14 +209,16 @@ def test_shards_have_the_same_seeds(num_ranks: int, tmp_path: Path) -> None:
     assert strangers
 
 
-def with_corrections(rank: int, world_size: int, folder: Path, whole: Graph, partition: Partition) -> list[Weights]:
+def with_corrections(
+    rank: int, world_size: int, folder: Path, whole: lgd.Graph, partition: lgd.Partition
+) -> list[Weights]:
     found = []
     for data in (
-        PartitionedDataModule(folder / "shares", **SETTINGS),
-        PartitionedDataModule(whole, partitioner=partition, **SETTINGS),
+        lgd.PartitionedDataModule(folder / "shares", **SETTINGS),
+        lgd.PartitionedDataModule(whole, partitioner=partition, **SETTINGS),
     ):
         module = model("SAGE", 1)
-        quick(LLCGStrategy(EverySteps(STEPS), **PATIENCE)).fit(module, data)
+        quick(lgd.LLCGStrategy(lgd.EverySteps(STEPS), **PATIENCE)).fit(module, data)
         found.append(weights_of(module))
     return found
 
@@ -250,7 +236,7 @@ def test_shards_learn_what_a_whole_graph_does_also_with_anchors(tmp_path: Path) 
 
 def refused(rank: int, world_size: int) -> str:
     try:
-        quick(GrappaStrategy(**PATIENCE), world_size=world_size).fit(model("SAGE", 1), parts())
+        quick(lgd.GrappaStrategy(**PATIENCE), world_size=world_size).fit(model("SAGE", 1), parts())
     except ValueError as error:
         return str(error)
     return ""
@@ -270,19 +256,19 @@ def test_strategies_that_exchange_gradients_refuse_such_seeds() -> None:
 )
 def test_hops_that_cannot_be_are_refused(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Halo(**wrong)
+        lgd.Halo(**wrong)
 
 
 def test_parts_that_change_refuse_such_seeds() -> None:
     with pytest.raises(
         ValueError, match=r"is for parts for good, without extra nodes: leave seed_hops out, or holding"
     ):
-        parts(holding=Holding(Rotate()))
+        parts(holding=lgd.Holding(lgd.Rotate()))
 
 
 def test_edges_are_no_such_seeds() -> None:
     with pytest.raises(ValueError, match="is for nodes as seeds, not for edges: leave seed_hops out"):
-        LinkDataModule(split_edges(sparse_graph()), boundary=AROUND)
+        lgd.LinkDataModule(lgd.split_edges(sparse_graph()), boundary=AROUND)
 
 
 def test_one_process_has_no_halo() -> None:

@@ -9,20 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist import (
-    EverySteps,
-    Exchange,
-    Graph,
-    GrappaStrategy,
-    Halo,
-    History,
-    LocalSGDStrategy,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    WholePartSampler,
-    save_shards,
-)
+import lightning_gnn_dist as lgd
 from tests.boundary.models import MODELS, READY, Weights, check_learned, model, weighted_data, weights_of
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, plain_ddp
@@ -33,19 +20,19 @@ from tests.ranks import run_ranks
 STEPS = 3
 
 
-def unequal(data: Data, world_size: int) -> Partition:
+def unequal(data: Data, world_size: int) -> lgd.Partition:
     """Parts of which each is twice the next."""
     chance = torch.rand(data.num_nodes, generator=torch.Generator().manual_seed(1))
     limits = torch.tensor([1 - 0.5**part for part in range(1, world_size)])
-    return Partition(torch.bucketize(chance, limits).to(torch.int32), world_size)
+    return lgd.Partition(torch.bucketize(chance, limits).to(torch.int32), world_size)
 
 
 def fit(rank: int, world_size: int, data: Data, cases: list[tuple[str, int]], options: dict[str, Any]) -> list[Weights]:
     found = []
     for name, num_layers in cases:
         module = model(name, num_layers)
-        parts = PartitionedDataModule(graph_of(data), **options["data"](num_layers, data, world_size))
-        strategy = options.get("strategy", lambda: GrappaStrategy(**PATIENCE))()
+        parts = lgd.PartitionedDataModule(graph_of(data), **options["data"](num_layers, data, world_size))
+        strategy = options.get("strategy", lambda: lgd.GrappaStrategy(**PATIENCE))()
         more: dict[str, Any] = {"max_epochs": STEPS, "limit_val_batches": 0, "precision": "64-true"}
         trainer(world_size, strategy, **more).fit(module, parts)
         found.append(weights_of(module))
@@ -53,8 +40,8 @@ def fit(rank: int, world_size: int, data: Data, cases: list[tuple[str, int]], op
 
 
 def halos(num_layers: int, data: Data, world_size: int) -> dict[str, Any]:
-    sampler = NeighborSampler([-1] * num_layers)
-    return {"partitioner": unequal(data, world_size), "sampler": sampler, "boundary": Halo(num_layers)}
+    sampler = lgd.NeighborSampler([-1] * num_layers)
+    return {"partitioner": unequal(data, world_size), "sampler": sampler, "boundary": lgd.Halo(num_layers)}
 
 
 @pytest.mark.slow
@@ -66,10 +53,14 @@ def test_halos_as_deep_as_the_model_lose_nothing(world_size: int) -> None:
 
 
 def exchanges(num_layers: int, data: Data, world_size: int) -> dict[str, Any]:
-    return {"partitioner": odd(data, world_size), "sampler": WholePartSampler(num_layers), "boundary": Exchange()}
+    return {
+        "partitioner": odd(data, world_size),
+        "sampler": lgd.WholePartSampler(num_layers),
+        "boundary": lgd.Exchange(),
+    }
 
 
-def odd(data: Data, world_size: int) -> Partition:
+def odd(data: Data, world_size: int) -> lgd.Partition:
     """Parts of unequal sizes: of four, one has no training node, one no edge to others, and one no node."""
     owner = unequal(data, min(world_size, 2)).assignment.clone()
     if world_size > 2:
@@ -77,7 +68,7 @@ def odd(data: Data, world_size: int) -> Partition:
         owner[some] = 2
     if world_size > 4:
         owner[-5:] = 3  # nodes without edges
-    return Partition(owner, world_size)
+    return lgd.Partition(owner, world_size)
 
 
 @pytest.mark.parametrize("world_size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (4, 5))])
@@ -98,14 +89,14 @@ CLOSE: dict[str, Any] = {"rtol": 0, "atol": 1e-12}
 DATA, RANKS = some_data(), 3
 
 
-def owners(graph: Graph, num_parts: int = RANKS) -> Partition:
+def owners(graph: lgd.Graph, num_parts: int = RANKS) -> lgd.Partition:
     """Parts of unequal sizes; the last one has authors and venues alone, so nothing to learn."""
     owner = (torch.arange(graph.num_nodes) * 7 % 11 < 4).int()
     if num_parts > 2:
         for kind in ("author", "venue"):
             nodes = graph.types.nodes_of(kind)
             owner[nodes.start + 1 : nodes.stop : 3] = 2
-    return Partition(owner, num_parts)
+    return lgd.Partition(owner, num_parts)
 
 
 def by_hand(num_layers: int, steps: int) -> Weights:
@@ -121,14 +112,24 @@ def by_hand(num_layers: int, steps: int) -> Weights:
 
 
 def exchanged(
-    rank: int, world_size: int, where: Any, num_layers: int, folder: Path, exchange: Exchange, accelerator: str = "cpu"
+    rank: int,
+    world_size: int,
+    where: Any,
+    num_layers: int,
+    folder: Path,
+    exchange: lgd.Exchange,
+    accelerator: str = "cpu",
 ) -> Weights:
     options: dict[str, Any] = OPTIONS | {"accelerator": accelerator}
 
     def fit(epochs: int, **resumed: Any) -> ByLayers:
         cut = {} if isinstance(where, Path) else {"partitioner": owners(where, world_size)}
-        data = PartitionedDataModule(where, sampler=WholePartSampler(num_layers), boundary=exchange, seed=0, **cut)
-        run = trainer(world_size, GrappaStrategy(**PATIENCE, find_unused_parameters=True), max_epochs=epochs, **options)
+        data = lgd.PartitionedDataModule(
+            where, sampler=lgd.WholePartSampler(num_layers), boundary=exchange, seed=0, **cut
+        )
+        run = trainer(
+            world_size, lgd.GrappaStrategy(**PATIENCE, find_unused_parameters=True), max_epochs=epochs, **options
+        )
         module = ByLayers(DATA.edge_types, num_layers)
         run.fit(module, data, **resumed)
         run.save_checkpoint(folder / "half.ckpt")
@@ -144,15 +145,15 @@ OPTIONS: dict[str, Any] = {"precision": "64-true", "limit_val_batches": 0}
 @pytest.mark.parametrize("accelerator", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("num_layers", "place"), [(2, "RAM"), (3, "RAM"), (2, "shards")])
 def test_an_exchange_is_one_process(num_layers: int, place: str, accelerator: str, tmp_path: Path) -> None:
-    where: Any = Graph.from_pyg(DATA)
+    where: Any = lgd.Graph.from_pyg(DATA)
     num_ranks = RANKS if place == "RAM" else 2
     if accelerator == "gpu" and torch.cuda.device_count() < num_ranks:
         pytest.skip(f"fewer than {num_ranks} CUDA devices")
     if place == "shards":
-        save_shards(where, owners(where, 2), tmp_path / "shards")
+        lgd.save_shards(where, owners(where, 2), tmp_path / "shards")
         where = tmp_path / "shards"
     expected = by_hand(num_layers, 4)
-    for found in run_ranks(exchanged, num_ranks, where, num_layers, tmp_path, Exchange(), accelerator):
+    for found in run_ranks(exchanged, num_ranks, where, num_layers, tmp_path, lgd.Exchange(), accelerator):
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, **CLOSE)
 
@@ -168,7 +169,7 @@ def part_loss(module: ByLayers, data: HeteroData, inside: dict[str, Tensor], kno
     return F.cross_entropy(x["paper"][seeds], data["paper"].y[seeds])
 
 
-def history_by_hand(num_layers: int, rounds: int, steps: int, owner: Tensor, graph: Graph) -> Weights:
+def history_by_hand(num_layers: int, rounds: int, steps: int, owner: Tensor, graph: lgd.Graph) -> Weights:
     module = ByLayers(DATA.edge_types, num_layers)
     for _ in range(rounds):
         known, x = list[dict[str, Tensor]](), DATA.x_dict
@@ -193,12 +194,12 @@ def history_by_hand(num_layers: int, rounds: int, steps: int, owner: Tensor, gra
 
 
 def remembered(rank: int, world_size: int, num_layers: int, sampler: Any, folder: Path) -> Weights:
-    graph = Graph.from_pyg(DATA)
+    graph = lgd.Graph.from_pyg(DATA)
 
     def fit(epochs: int, **resumed: Any) -> ByLayers:
-        how: dict[str, Any] = {"sampler": sampler, "boundary": History(), "batch_size": 1000, "seed": 0}
-        data = PartitionedDataModule(graph, partitioner=owners(graph, 2), **how)
-        strategy = LocalSGDStrategy(EverySteps(2), weights="uniform", **PATIENCE)
+        how: dict[str, Any] = {"sampler": sampler, "boundary": lgd.History(), "batch_size": 1000, "seed": 0}
+        data = lgd.PartitionedDataModule(graph, partitioner=owners(graph, 2), **how)
+        strategy = lgd.LocalSGDStrategy(lgd.EverySteps(2), weights="uniform", **PATIENCE)
         module = ByLayers(DATA.edge_types, num_layers)
         run = trainer(world_size, strategy, max_epochs=epochs, **OPTIONS)
         run.fit(module, data, **resumed)
@@ -210,12 +211,13 @@ def remembered(rank: int, world_size: int, num_layers: int, sampler: Any, folder
 
 
 @pytest.mark.parametrize(
-    ("num_layers", "sampler"), [(2, WholePartSampler(2)), (3, WholePartSampler(3)), (2, NeighborSampler([-1, -1]))]
+    ("num_layers", "sampler"),
+    [(2, lgd.WholePartSampler(2)), (3, lgd.WholePartSampler(3)), (2, lgd.NeighborSampler([-1, -1]))],
 )
 def test_local_steps_with_rows_of_the_last_meeting_are_those_by_hand(
     num_layers: int, sampler: Any, tmp_path: Path
 ) -> None:
-    graph = Graph.from_pyg(DATA)
+    graph = lgd.Graph.from_pyg(DATA)
     expected = history_by_hand(num_layers, 3, 2, owners(graph, 2).assignment, graph)
     for found in run_ranks(remembered, 2, num_layers, sampler, tmp_path):
         for name, value in expected.items():
@@ -231,11 +233,15 @@ class Rounded(ByLayers):
 
 
 def refused(rank: int, world_size: int) -> str:
-    graph = Graph.from_pyg(DATA)
-    options: dict[str, Any] = {"sampler": WholePartSampler(3), "boundary": Exchange(), "partitioner": owners(graph, 2)}
-    run = trainer(world_size, GrappaStrategy(**PATIENCE, find_unused_parameters=True), max_epochs=1, **OPTIONS)
+    graph = lgd.Graph.from_pyg(DATA)
+    options: dict[str, Any] = {
+        "sampler": lgd.WholePartSampler(3),
+        "boundary": lgd.Exchange(),
+        "partitioner": owners(graph, 2),
+    }
+    run = trainer(world_size, lgd.GrappaStrategy(**PATIENCE, find_unused_parameters=True), max_epochs=1, **OPTIONS)
     with pytest.raises(TypeError) as caught:
-        run.fit(Rounded(DATA.edge_types, 3), PartitionedDataModule(graph, **options))
+        run.fit(Rounded(DATA.edge_types, 3), lgd.PartitionedDataModule(graph, **options))
     return str(caught.value)
 
 

@@ -7,19 +7,7 @@ from typing import Any, ClassVar
 import lightning.pytorch as pl
 import pytest
 
-from lightning_gnn_dist import (
-    DiscrepancyProbe,
-    Evaluation,
-    EverySteps,
-    Loading,
-    LocalSGDStrategy,
-    MetisPartitioner,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    RunReport,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -30,8 +18,8 @@ from tests.strategies.graph_fitting import data_module, fit, model, small_graph
 
 def measure(rank: int, world_size: int, partitioner: Any, probe: bool) -> tuple[float, float, State]:
     module = model(dropout=0.4)
-    callbacks: list[pl.Callback] = [DiscrepancyProbe(every_n_rounds=2)] if probe else []
-    strategy = LocalSGDStrategy(EverySteps(3), **PATIENCE)
+    callbacks: list[pl.Callback] = [lgd.DiscrepancyProbe(every_n_rounds=2)] if probe else []
+    strategy = lgd.LocalSGDStrategy(lgd.EverySteps(3), **PATIENCE)
     trainer = fit(strategy, module, data_module(partitioner=partitioner), world_size, callbacks=callbacks, max_epochs=2)
     found = [float(trainer.callback_metrics.get(f"round/discrepancy{end}", -1)) for end in ("", "_worst")]
     return found[0], found[1], state_of(module)
@@ -39,23 +27,23 @@ def measure(rank: int, world_size: int, partitioner: Any, probe: bool) -> tuple[
 
 @pytest.mark.slow
 def test_parts_that_look_alike_disagree_less_and_measuring_changes_nothing() -> None:
-    (metis, worst, state), *_ = run_ranks(measure, 3, MetisPartitioner(), True)
-    (dealt, _, _), *_ = run_ranks(measure, 3, RandomPartitioner(), True)
-    (nothing, _, plain), *_ = run_ranks(measure, 3, MetisPartitioner(), False)
+    (metis, worst, state), *_ = run_ranks(measure, 3, lgd.MetisPartitioner(), True)
+    (dealt, _, _), *_ = run_ranks(measure, 3, lgd.RandomPartitioner(), True)
+    (nothing, _, plain), *_ = run_ranks(measure, 3, lgd.MetisPartitioner(), False)
     assert nothing == -1
     assert 0 < dealt < metis <= worst
     assert differs(state, plain) == 0.0
 
 
 def alone(rank: int, world_size: int) -> float:
-    return measure(rank, world_size, MetisPartitioner(), True)[0]
+    return measure(rank, world_size, lgd.MetisPartitioner(), True)[0]
 
 
 def test_one_rank_is_the_whole_graph_up_to_sampling() -> None:
     assert run_ranks(alone, 1)[0] < 0.5
 
 
-class Counted(PartitionedDataModule):
+class Counted(lgd.PartitionedDataModule):
     """Knows how many batches of its part are in memory, and which of the graph were asked for."""
 
     alive: ClassVar[list[Any]] = []
@@ -77,8 +65,10 @@ class Counted(PartitionedDataModule):
 def test_it_holds_one_batch_after_another(steps: int | None) -> None:
     for found in (Counted.alive, Counted.most, Counted.stops):
         found.clear()
-    data = Counted(small_graph(), sampler=NeighborSampler([4, 4]), batch_size=8, evaluation=Evaluation(batch_size=100))
-    fit(LocalSGDStrategy(**PATIENCE), model(), data, 1, callbacks=[DiscrepancyProbe(steps=steps)], max_epochs=1)
+    data = Counted(
+        small_graph(), sampler=lgd.NeighborSampler([4, 4]), batch_size=8, evaluation=lgd.Evaluation(batch_size=100)
+    )
+    fit(lgd.LocalSGDStrategy(**PATIENCE), model(), data, 1, callbacks=[lgd.DiscrepancyProbe(steps=steps)], max_epochs=1)
     count = steps or -(-int(small_graph().split("train").numel()) // 8)
     assert len(Counted.alive) == count and Counted.stops == [count]
     assert max(Counted.most) <= 3
@@ -86,7 +76,7 @@ def test_it_holds_one_batch_after_another(steps: int | None) -> None:
 
 def test_it_needs_a_strategy_with_meetings() -> None:
     with pytest.raises(ValueError, match="measures at meetings, and SingleDeviceStrategy has none"):
-        fit("auto", model(), data_module(), 1, callbacks=[DiscrepancyProbe()])
+        fit("auto", model(), data_module(), 1, callbacks=[lgd.DiscrepancyProbe()])
 
 
 # The time that training waits for data is logged, whatever the strategy.
@@ -104,7 +94,7 @@ class Clock:
 CLOCK = Clock()
 
 
-class Slow(NeighborSampler):
+class Slow(lgd.NeighborSampler):
     def sample_bulk(self, graph, seeds, keys):
         CLOCK.now += 3.0 * len(seeds)
         return super().sample_bulk(graph, seeds, keys)
@@ -116,12 +106,12 @@ class Busy(SAGE):
         return super().training_step(batch)
 
 
-def share(module: SAGE, sampler: NeighborSampler, num_threads: int) -> float:
-    graph = communities(400, 4, num_features=12, train_share=0.2)
-    data = PartitionedDataModule(
-        graph, sampler=sampler, batch_size=10, loading=Loading(num_threads=num_threads, bulk_size=1)
+def share(module: SAGE, sampler: lgd.NeighborSampler, num_threads: int) -> float:
+    graph = lgd.communities(400, 4, num_features=12, train_share=0.2)
+    data = lgd.PartitionedDataModule(
+        graph, sampler=sampler, batch_size=10, loading=lgd.Loading(num_threads=num_threads, bulk_size=1)
     )
-    fit, started = trainer(1, max_epochs=1, callbacks=[RunReport()]), CLOCK.now
+    fit, started = trainer(1, max_epochs=1, callbacks=[lgd.RunReport()]), CLOCK.now
     fit.fit(module, data)
     assert 0 <= float(fit.callback_metrics["data/waited_seconds"]) < CLOCK.now - started
     return float(fit.callback_metrics["data/waited_share"])
@@ -130,4 +120,4 @@ def share(module: SAGE, sampler: NeighborSampler, num_threads: int) -> float:
 def test_a_slow_sampler_is_waited_for_and_a_fast_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_gnn_dist.batches.batches.time", CLOCK)
     assert share(Busy(12, 4), Slow([2, 2]), num_threads=0) == pytest.approx(3 / 4)
-    assert share(Busy(12, 4), NeighborSampler([2, 2]), num_threads=1) == 0.0
+    assert share(Busy(12, 4), lgd.NeighborSampler([2, 2]), num_threads=1) == 0.0

@@ -11,15 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Evaluation,
-    Graph,
-    LocalSGDStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    PredictionWriter,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from tests.data_fitting import trainer
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
@@ -37,19 +29,19 @@ class Speaker(SAGE):
         return logits if self.said is None else self.said(logits, batch)
 
 
-def graph() -> Graph:
-    return communities(NUM_NODES, 4, num_features=8)
+def graph() -> lgd.Graph:
+    return lgd.communities(NUM_NODES, 4, num_features=8)
 
 
 def predict(path: Path, world_size: int, said: Any = None, **options: Any) -> None:
     pl.seed_everything(0, verbose=False)
     model = Speaker(8, 4)
     model.said = said
-    data = PartitionedDataModule(
-        graph(), sampler=NeighborSampler([3, 3]), batch_size=16, evaluation=Evaluation(batch_size=40)
+    data = lgd.PartitionedDataModule(
+        graph(), sampler=lgd.NeighborSampler([3, 3]), batch_size=16, evaluation=lgd.Evaluation(batch_size=40)
     )
-    writer = PredictionWriter(path, overwrite=options.pop("overwrite", False))
-    strategy = LocalSGDStrategy() if world_size > 1 else "auto"
+    writer = lgd.PredictionWriter(path, overwrite=options.pop("overwrite", False))
+    strategy = lgd.LocalSGDStrategy() if world_size > 1 else "auto"
     predictor = trainer(world_size, strategy, callbacks=[writer], **options)
     assert predictor.predict(model, data, return_predictions=False) is None
 
@@ -133,13 +125,13 @@ def test_what_would_leave_holes_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=f"limit_predict_batches={limit} would leave rows without a prediction"):
             predict(tmp_path / "rows.npy", 1, limit_predict_batches=limit)
     with pytest.raises(ValueError, match=r"written as .npy, .parquet or .csv, and 'rows.pt' ends otherwise"):
-        PredictionWriter("rows.pt")
+        lgd.PredictionWriter("rows.pt")
 
 
 def test_ids_of_a_larger_graph_are_refused(tmp_path: Path) -> None:
-    part = communities(200, 4).induced(torch.arange(0, 200, 2))
-    data = PartitionedDataModule(part, sampler=NeighborSampler([2]), batch_size=10)
-    predictor = trainer(1, callbacks=[PredictionWriter(tmp_path / "a.npy")])
+    part = lgd.communities(200, 4).induced(torch.arange(0, 200, 2))
+    data = lgd.PartitionedDataModule(part, sampler=lgd.NeighborSampler([2]), batch_size=10)
+    predictor = trainer(1, callbacks=[lgd.PredictionWriter(tmp_path / "a.npy")])
     model = pl.LightningModule()
     model.predict_step = lambda batch: batch.x[: batch.batch_size]  # type: ignore[method-assign, assignment]
     with pytest.raises(ValueError, match=r"a row for node \d+, and the graph has 100 nodes .*node_arrays\.pop"):

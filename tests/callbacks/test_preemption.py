@@ -15,16 +15,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lightning_gnn_dist import (
-    Evaluation,
-    EverySeconds,
-    LLCGStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    TMAStrategy,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.callbacks.preemption import FILE_NAME, PreemptionCheckpoint
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
@@ -36,8 +27,8 @@ from tests.strategies.fitting import State, differs, state_of
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STRATEGIES = every_strategy(5)
 BY_TIME = {
-    "tma by time": lambda: TMAStrategy(EverySeconds(0.2)),
-    "llcg by time": lambda: LLCGStrategy(EverySeconds(0.2)),
+    "tma by time": lambda: lgd.TMAStrategy(lgd.EverySeconds(0.2)),
+    "llcg by time": lambda: lgd.LLCGStrategy(lgd.EverySeconds(0.2)),
 }
 
 
@@ -55,10 +46,10 @@ class Preempt(Callback):
 
 def fit(name: str, world_size: int, callbacks: list[Callback], **options: Any) -> tuple[pl.Trainer, SAGE]:
     pl.seed_everything(0, verbose=False)
-    graph = communities(400, 4, num_features=8)
-    parts, sampler = RandomPartitioner(), NeighborSampler([3, 3])
-    data = PartitionedDataModule(
-        graph, partitioner=parts, sampler=sampler, batch_size=16, evaluation=Evaluation(batch_size=10)
+    graph = lgd.communities(400, 4, num_features=8)
+    parts, sampler = lgd.RandomPartitioner(), lgd.NeighborSampler([3, 3])
+    data = lgd.PartitionedDataModule(
+        graph, partitioner=parts, sampler=sampler, batch_size=16, evaluation=lgd.Evaluation(batch_size=10)
     )
     strategy = (STRATEGIES | BY_TIME)[name]() if world_size > 1 else "auto"
     running, model = trainer(world_size, strategy, callbacks=callbacks, max_epochs=4), SAGE(8, 4)

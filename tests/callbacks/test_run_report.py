@@ -13,19 +13,7 @@ import torch
 from lightning.pytorch import Callback
 from lightning.pytorch.loggers import CSVLogger
 
-from lightning_gnn_dist import (
-    EverySteps,
-    Exchange,
-    GrappaStrategy,
-    LocalSGDStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    RunReport,
-    WholePartSampler,
-    communities,
-    save_shards,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.wire import collectives
 from tests.boundary.models import model, weighted_data
 from tests.data_fitting import trainer
@@ -37,9 +25,11 @@ MODEL_BYTES = 4 * sum(parameter.numel() for parameter in SAGE(8, 4).parameters()
 Told = tuple[list[dict[str, float]], str]
 
 
-def data_module(**options: Any) -> PartitionedDataModule:
-    graph, sampler = communities(400, 4, num_features=8), NeighborSampler([3, 3])
-    return PartitionedDataModule(graph, partitioner=RandomPartitioner(), sampler=sampler, batch_size=16, **options)
+def data_module(**options: Any) -> lgd.PartitionedDataModule:
+    graph, sampler = lgd.communities(400, 4, num_features=8), lgd.NeighborSampler([3, 3])
+    return lgd.PartitionedDataModule(
+        graph, partitioner=lgd.RandomPartitioner(), sampler=sampler, batch_size=16, **options
+    )
 
 
 def fit(
@@ -64,8 +54,8 @@ def logged(folder: Path, name: str) -> list[float]:
 
 
 def fit_in_rounds(rank: int, world_size: int, folder: Path) -> Told:
-    report = RunReport()
-    fit(folder, world_size, LocalSGDStrategy(EverySteps(5)), [report])
+    report = lgd.RunReport()
+    fit(folder, world_size, lgd.LocalSGDStrategy(lgd.EverySteps(5)), [report])
     return report.ranks, report.table
 
 
@@ -120,8 +110,8 @@ def test_any_logger_hears_of_the_cut_and_the_coverage(folder: Path, told: Told) 
 
 
 def fit_grappa(rank: int, world_size: int, folder: Path) -> tuple[list[dict[str, float]], int]:
-    report = RunReport()
-    trainer = fit(folder, world_size, GrappaStrategy(), [report], check_val_every_n_epoch=2)
+    report = lgd.RunReport()
+    trainer = fit(folder, world_size, lgd.GrappaStrategy(), [report], check_val_every_n_epoch=2)
     return report.ranks, trainer.global_step
 
 
@@ -133,7 +123,7 @@ def test_gradients_are_counted_too(tmp_path: Path) -> None:
 
 
 def fit_ddp(rank: int, world_size: int, folder: Path) -> Told:
-    report = RunReport()
+    report = lgd.RunReport()
     fit(folder, world_size, "ddp", [report])
     return report.ranks, report.table
 
@@ -146,10 +136,13 @@ def test_what_another_strategy_sends_is_not_known(tmp_path: Path) -> None:
 
 
 def fit_with_exchange(rank: int, world_size: int, folder: Path, strategy: Any) -> Told:
-    data = PartitionedDataModule(
-        graph_of(weighted_data()), partitioner=RandomPartitioner(), sampler=WholePartSampler(2), boundary=Exchange()
+    data = lgd.PartitionedDataModule(
+        graph_of(weighted_data()),
+        partitioner=lgd.RandomPartitioner(),
+        sampler=lgd.WholePartSampler(2),
+        boundary=lgd.Exchange(),
     )
-    report = RunReport()
+    report = lgd.RunReport()
     fit(folder, world_size, strategy, [report], data, model("SAGE", 2), precision="64-true")
     return report.ranks, report.table
 
@@ -172,7 +165,7 @@ class Sends(SAGE):
 
 
 def fit_that_sends(rank: int, world_size: int, folder: Path) -> Told:
-    report, strategy = RunReport(), LocalSGDStrategy(EverySteps(5))
+    report, strategy = lgd.RunReport(), lgd.LocalSGDStrategy(lgd.EverySteps(5))
     fit(folder, world_size, strategy, [report], module=Sends(8, 4), max_epochs=2, num_sanity_val_steps=1)
     return report.ranks, report.table
 
@@ -184,7 +177,7 @@ def test_bytes_of_validations_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_one_process_has_no_parts_and_each_fit_its_own_figures(tmp_path: Path) -> None:
-    report = RunReport()
+    report = lgd.RunReport()
     for _ in range(2):
         fit(tmp_path, 1, "auto", [report], max_epochs=1)
         ((rank,), heading) = report.ranks, report.table.splitlines()[0]
@@ -193,10 +186,10 @@ def test_one_process_has_no_parts_and_each_fit_its_own_figures(tmp_path: Path) -
 
 
 def test_nobody_cuts_shards_again(tmp_path: Path) -> None:
-    graph, report = communities(400, 4, num_features=8), RunReport()
-    save_shards(graph, RandomPartitioner()(graph, 1, 0), tmp_path / "shards")
-    data = PartitionedDataModule(tmp_path / "shards", sampler=NeighborSampler([3, 3]), batch_size=16)
-    fit(tmp_path, 1, LocalSGDStrategy(EverySteps(2)), [report], data, max_epochs=1)
+    graph, report = lgd.communities(400, 4, num_features=8), lgd.RunReport()
+    lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 1, 0), tmp_path / "shards")
+    data = lgd.PartitionedDataModule(tmp_path / "shards", sampler=lgd.NeighborSampler([3, 3]), batch_size=16)
+    fit(tmp_path, 1, lgd.LocalSGDStrategy(lgd.EverySteps(2)), [report], data, max_epochs=1)
     assert report.table and logged(tmp_path, "partition/cut_ratio") == []
 
 
@@ -214,9 +207,9 @@ class Fate(Callback):
 
 
 def meet_fate(rank: int, world_size: int, folder: Path, fate: Fate) -> Told:
-    report = RunReport()
+    report = lgd.RunReport()
     try:
-        fit(folder, world_size, LocalSGDStrategy(EverySteps(5)), [report, fate])
+        fit(folder, world_size, lgd.LocalSGDStrategy(lgd.EverySteps(5)), [report, fate])
     except SystemExit:  # Lightning's, after SIGTERM
         return report.ranks, report.table
     raise AssertionError("the fit should not have come to its end")

@@ -13,18 +13,7 @@ import torch
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import (
-    Graph,
-    GrappaStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    PredictionWriter,
-    best_links,
-    predict_by_layer,
-    prepare_graph,
-    split_edges,
-    through_layers,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.cli.train import nodes_asked
 from lightning_gnn_dist.graph.storage import parquet_rows
@@ -48,7 +37,7 @@ class Rows(pl.LightningModule):
         return [lambda batch: self.conv(batch.x, batch.edge_index)]
 
     def forward(self, batch: Any) -> Tensor:
-        rows: Tensor = through_layers(self, batch)
+        rows: Tensor = lgd.through_layers(self, batch)
         return rows
 
 
@@ -64,11 +53,11 @@ def prepared(folder: Path, words: bool = True) -> Path:
 
 
 def prepared_from(folder: Path, name: str) -> Path:
-    prepare_graph(folder / "edges.csv", folder / name, nodes=folder / "nodes.csv", undirected=True)
+    lgd.prepare_graph(folder / "edges.csv", folder / name, nodes=folder / "nodes.csv", undirected=True)
     return folder / name
 
 
-def by_hand(graph: Graph) -> Tensor:
+def by_hand(graph: lgd.Graph) -> Tensor:
     rows: Tensor = Rows().conv(graph.node_arrays["x"], graph.to_pyg().edge_index).detach()
     return rows
 
@@ -79,9 +68,9 @@ def test_ids_of_tables_stay_with_the_graph(tmp_path: Path) -> None:
     assert nodes_with_ids(graph, [NAMES[7], NAMES[0], NAMES[7]]).tolist() == [7, 0, 7]
     with pytest.raises(ValueError, match=r"no node of .*graph has the id 'W99'"):
         nodes_with_ids(graph, [NAMES[7], "W99"])
-    Graph.open(graph).save(tmp_path / "copy")
+    lgd.Graph.open(graph).save(tmp_path / "copy")
     assert user_ids(tmp_path / "copy").tolist() == NAMES
-    Graph.from_pyg(Graph.open(graph).to_pyg()).save(tmp_path / "other")
+    lgd.Graph.from_pyg(lgd.Graph.open(graph).to_pyg()).save(tmp_path / "other")
     with pytest.raises(ValueError, match="other has no such ids of nodes: `prepare` keeps them"):
         user_ids(tmp_path / "other")
 
@@ -95,27 +84,27 @@ def test_ids_may_be_numbers(tmp_path: Path) -> None:
 
 
 def start(*callbacks: Any) -> pl.Trainer:
-    return trainer(2, GrappaStrategy(**PATIENCE), callbacks=list(callbacks))
+    return trainer(2, lgd.GrappaStrategy(**PATIENCE), callbacks=list(callbacks))
 
 
 def write(rank: int, world_size: int, folder: Path) -> None:
     graph, module = folder / "graph", Rows()
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([5]))
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([5]))
     some = data.only(nodes_with_ids(graph, ["W21"]))  # fewer than ranks
     for name, asked in (("all", data), ("some", some)):
-        writer = PredictionWriter(folder / "out" / f"{name}.parquet")
+        writer = lgd.PredictionWriter(folder / "out" / f"{name}.parquet")
         start(writer).predict(module, asked, return_predictions=False)
-    writer = PredictionWriter(folder / "out" / "some.npy")
+    writer = lgd.PredictionWriter(folder / "out" / "some.npy")
     start(writer).predict(module, some, return_predictions=False)
-    predict_by_layer(start(), module, graph, folder / "out" / "layers.parquet")
-    split = split_edges(Graph.open(graph), negatives=1)
+    lgd.predict_by_layer(start(), module, graph, folder / "out" / "layers.parquet")
+    split = lgd.split_edges(lgd.Graph.open(graph), negatives=1)
     how: dict[str, Any] = {"score": "dot", "senders": [5, 3], "k": 99, "leave_out": ["edges", "val", "test"]}
-    best_links(start(), module, split, folder / "out" / "links.parquet", ids_of=graph, **how)
+    lgd.best_links(start(), module, split, folder / "out" / "links.parquet", ids_of=graph, **how)
 
 
 def test_tables_have_the_ids_of_users(tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    graph = Graph.open(prepared(tmp_path))
+    graph = lgd.Graph.open(prepared(tmp_path))
     run_ranks(write, 2, tmp_path)
     rows, out = by_hand(graph), tmp_path / "out"
     for name, nodes in (("all", range(COUNT)), ("layers", range(COUNT)), ("some", [NAMES.index("W21")])):
@@ -129,7 +118,9 @@ def test_tables_have_the_ids_of_users(tmp_path: Path) -> None:
     found = list(zip(table["sender"], table["receiver"], strict=True))
     assert found[0][0] == NAMES[5] and {sender for sender, _ in found} == {NAMES[5], NAMES[3]}
     assert set(found) == {(NAMES[s], NAMES[r]) for s in (5, 3) for r in range(COUNT) if (s, r) not in linked}
-    split_rows = Rows().conv(graph.node_arrays["x"], split_edges(graph, negatives=1).graph.to_pyg().edge_index).detach()
+    split_rows = (
+        Rows().conv(graph.node_arrays["x"], lgd.split_edges(graph, negatives=1).graph.to_pyg().edge_index).detach()
+    )
     scores = [float(split_rows[NAMES.index(s)] @ split_rows[NAMES.index(r)]) for s, r in found]
     np.testing.assert_allclose(table["score"], scores, atol=1e-4)
     assert {path.suffix for path in out.iterdir()} == {".npy", ".parquet"}
@@ -156,7 +147,7 @@ def test_rows_of_many_pieces_are_one_table(tmp_path: Path, monkeypatch: pytest.M
 def test_other_files_are_refused(path: str, ids_of: str | None, message: str) -> None:
     pytest.importorskip("pyarrow")
     with pytest.raises(ValueError, match=message):
-        PredictionWriter(path, ids_of=ids_of)
+        lgd.PredictionWriter(path, ids_of=ids_of)
 
 
 def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +155,7 @@ def test_without_pyarrow_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(
         ValueError, match=r'pip install "lightning-gnn-dist\[tables\]", or name a file that ends in .npy'
     ):
-        PredictionWriter("rows.parquet")
+        lgd.PredictionWriter("rows.parquet")
 
 
 def test_words_of_labels_are_there_in_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,7 +163,12 @@ def test_words_of_labels_are_there_in_predictions(tmp_path: Path, capsys: pytest
     (tmp_path / "nodes.csv").write_text("id,label,a\nx,cat,1\ny,,2\nz,ant,3\nw,bee,4\n")
     (tmp_path / "edges.csv").write_text("source,target\nx,y\ny,z\n")
     graph = prepared_from(tmp_path, "graph")
-    assert class_names(graph) == ["ant", "bee", "cat"] and Graph.open(graph).node_arrays["y"].tolist() == [2, -1, 0, 1]
+    assert class_names(graph) == ["ant", "bee", "cat"] and lgd.Graph.open(graph).node_arrays["y"].tolist() == [
+        2,
+        -1,
+        0,
+        1,
+    ]
     main(["inspect", str(graph)])
     assert "labels of nodes: ['ant', 'bee', 'cat'], numbered from 0" in capsys.readouterr().out
     rows = np.array([[0, 1, 2], [5, 1, 1], [0, 3, 1], [1, 0, 0]], np.float32)
@@ -189,7 +185,7 @@ def test_questions_carry_the_columns_of_their_table(tmp_path: Path) -> None:
     from tests.extensions.databases.folders import FILES, write
 
     labels = FILES["tasks/stays/labels.csv"].replace(",1\n", ",yes\n").replace(",0\n", ",no\n")
-    prepare_graph(write(tmp_path / "source", FILES | {"tasks/stays/labels.csv": labels}), tmp_path / "graph")
+    lgd.prepare_graph(write(tmp_path / "source", FILES | {"tasks/stays/labels.csv": labels}), tmp_path / "graph")
     columns = columns_for(None, tmp_path / "graph", "stays", 5)(1, np.array([0, 1, 1]))
     assert {name: column.astype(str).tolist() for name, column in columns.items()} == {
         "who": ["b7", "a3", "a3"],
@@ -233,7 +229,7 @@ def rows_by_hand(conv: SAGEConv, senders: Tensor, receivers: Tensor, edges: Tens
     return (torch.stack(means) @ to.T + conv.lin_l.bias.double() + receivers.double() @ own.T).detach()
 
 
-def prepared_again(folder: Path) -> Graph:
+def prepared_again(folder: Path) -> lgd.Graph:
     """The graph of the same tables with two more nodes and their edges."""
     for name, lines in (
         ("nodes", [f"{name},{7 + place},1" for place, name in enumerate(NEW)]),
@@ -241,7 +237,7 @@ def prepared_again(folder: Path) -> Graph:
     ):
         with (folder / f"{name}.csv").open("a") as table:
             table.write("\n" + "\n".join(lines))
-    return Graph.open(prepared_from(folder, "later"))
+    return lgd.Graph.open(prepared_from(folder, "later"))
 
 
 def prepared_with_types(folder: Path, name: str, new: list[str]) -> None:
@@ -255,13 +251,13 @@ def prepared_with_types(folder: Path, name: str, new: list[str]) -> None:
     (tables / "nodes" / "author.csv").write_text("\n".join(["id,a,b", *authors]))
     pairs = [f"{1000 - n % 5},P{n % 11}" for n in range(30)] + [f"5,{paper}" for paper in new]
     (tables / "edges" / "author__writes__paper.csv").write_text("\n".join(["source,target", *pairs]))
-    prepare_graph(tables, folder / name)
+    lgd.prepare_graph(tables, folder / name)
 
 
 def write_papers(rank: int, world_size: int, folder: Path) -> None:
-    later, out, sampler = folder / "later", folder / "out", NeighborSampler([5])
-    data = PartitionedDataModule(folder / "graph", sampler=sampler)
-    typed = PartitionedDataModule(folder / "typed", sampler=sampler).on(folder / "typed_later")
+    later, out, sampler = folder / "later", folder / "out", lgd.NeighborSampler([5])
+    data = lgd.PartitionedDataModule(folder / "graph", sampler=sampler)
+    typed = lgd.PartitionedDataModule(folder / "typed", sampler=sampler).on(folder / "typed_later")
     questions = {
         "before": data,
         "all": data.on(later),
@@ -270,12 +266,12 @@ def write_papers(rank: int, world_size: int, folder: Path) -> None:
         "papers": typed.only([12, 3, 11]),
     }
     for name, asked in questions.items():
-        writer = PredictionWriter(out / f"{name}.parquet")
+        writer = lgd.PredictionWriter(out / f"{name}.parquet")
         module = OfPapers() if name == "papers" else Rows()
         start(writer).predict(module, asked, return_predictions=False)
-    predict_by_layer(start(), Rows(), later, out / "layers.parquet")
+    lgd.predict_by_layer(start(), Rows(), later, out / "layers.parquet")
     with pytest.raises(ValueError, match="has ids of 41 nodes, and the graph that is predicted has 43: nodes that"):
-        start(PredictionWriter(out / "no.parquet", ids_of=folder / "graph")).predict(Rows(), questions["new"])
+        start(lgd.PredictionWriter(out / "no.parquet", ids_of=folder / "graph")).predict(Rows(), questions["new"])
 
 
 def check(file: Path, names: list[Any], known: list[Any], rows: Tensor) -> None:
@@ -286,7 +282,7 @@ def check(file: Path, names: list[Any], known: list[Any], rows: Tensor) -> None:
 
 def test_tables_of_new_nodes_have_the_ids_they_came_with(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    before = Graph.open(prepared(tmp_path))
+    before = lgd.Graph.open(prepared(tmp_path))
     later, known, out = prepared_again(tmp_path), NAMES + NEW, tmp_path / "out"
     prepared_with_types(tmp_path, "typed", [])
     prepared_with_types(tmp_path, "typed_later", ["P99", "P77"])
@@ -296,7 +292,7 @@ def test_tables_of_new_nodes_have_the_ids_they_came_with(tmp_path: Path) -> None
     for name, names in (("all", known), ("layers", known), ("new", NEW), ("some", ["z", NAMES[3], "brand-new"])):
         check(out / f"{name}.parquet", names, known, rows)
     check(out / "before.parquet", NAMES, NAMES, rows_by_hand(Rows().conv, x, x[:COUNT], before.to_pyg().edge_index))  # type: ignore[arg-type]
-    typed: Any = Graph.open(tmp_path / "typed_later").to_pyg()
+    typed: Any = lgd.Graph.open(tmp_path / "typed_later").to_pyg()
     rows = rows_by_hand(OfPapers().conv, typed["author"].x, typed["paper"].x, typed[WRITES].edge_index)
     papers = [*(f"P{7 * n % 11}" for n in range(11)), "P99", "P77"]
     check(out / "papers.parquet", ["P77", papers[3], "P99"], papers, rows)
@@ -324,7 +320,7 @@ def test_the_command_names_new_nodes_by_ids_of_the_user(
     rows = rows_by_hand(Rows().conv, x, x, later.to_pyg().edge_index)  # type: ignore[arg-type]
     for name, names in (("all", known), ("some", ["z", "W21"])):
         check(tmp_path / f"{name}.parquet", names, known, rows)
-    data = PartitionedDataModule(tmp_path / "graph").on(tmp_path / "later")
+    data = lgd.PartitionedDataModule(tmp_path / "graph").on(tmp_path / "later")
     asked: Any = nodes_asked(data, Namespace(nodes="z", by_user_id=True, ids_of=None))
     assert asked.tolist() == [COUNT + 1]  # of the graph that is predicted
     monkeypatch.chdir(tmp_path)

@@ -9,27 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Evaluation,
-    EverySteps,
-    Fetch,
-    Graph,
-    GrappaStrategy,
-    Holding,
-    Isolated,
-    Loading,
-    LocalSGDStrategy,
-    MetisPartitioner,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    RandomPartitioner,
-    Redeal,
-    Rotate,
-    SuperNodePartitioner,
-    WholePartSampler,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batches import THREAD_NAME
 from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.data_fitting import fit_with, full_graph_logits, model, small_graph, trainer
@@ -42,15 +22,17 @@ from tests.strategies.fitting import State, differs, state_of
 # Training.
 
 
-def train(rank: int, world_size: int, graph: Graph | str, options: dict[str, Any]) -> tuple[list[Tensor], list[int]]:
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 4]), boundary=Isolated(), **options)
+def train(
+    rank: int, world_size: int, graph: lgd.Graph | str, options: dict[str, Any]
+) -> tuple[list[Tensor], list[int]]:
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([4, 4]), boundary=lgd.Isolated(), **options)
     module = model()
-    trainer(world_size, LocalSGDStrategy(**PATIENCE)).fit(module, data)
+    trainer(world_size, lgd.LocalSGDStrategy(**PATIENCE)).fit(module, data)
     part = data.part(rank, world_size)
     return module.trained, part.node_arrays["n_id"].tolist()
 
 
-@pytest.mark.parametrize("partitioner", [RandomPartitioner(), MetisPartitioner()], ids=["random", "metis"])
+@pytest.mark.parametrize("partitioner", [lgd.RandomPartitioner(), lgd.MetisPartitioner()], ids=["random", "metis"])
 def test_every_training_node_is_a_seed_once_a_pass_on_its_own_rank(partitioner: Any) -> None:
     graph = small_graph()
     results = run_ranks(train, 3, graph, {"partitioner": partitioner, "batch_size": 7})
@@ -68,7 +50,7 @@ def test_every_training_node_is_a_seed_once_a_pass_on_its_own_rank(partitioner: 
 
 
 def ddp(rank: int, world_size: int) -> tuple[State, list[Tensor], list[Tensor]]:
-    data = PartitionedDataModule(small_graph(), partitioner=MetisPartitioner(), batch_size=8)
+    data = lgd.PartitionedDataModule(small_graph(), partitioner=lgd.MetisPartitioner(), batch_size=8)
     module = model()
     trainer(world_size, plain_ddp(), reload_dataloaders_every_n_epochs=1).fit(module, data)
     count = len(module.trained) // 2
@@ -87,7 +69,7 @@ def test_ddp_takes_it_too_and_lightning_injects_no_sampler() -> None:
 
 def test_one_process_without_a_strategy_trains_on_the_whole_graph() -> None:
     graph = small_graph()
-    module, data = model(), PartitionedDataModule(graph, sampler=NeighborSampler([4, 4]), batch_size=20)
+    module, data = model(), lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([4, 4]), batch_size=20)
     trainer(1).fit(module, data)
     first, second = torch.cat(module.trained[:5]), torch.cat(module.trained[5:])
     assert len(module.trained) == 10
@@ -103,7 +85,7 @@ def test_narrow_features_on_disk_train_as_float32(tmp_path: Path, form: str) -> 
     else:
         graph.node_arrays["x"] = graph.node_arrays["x"].to(getattr(torch, form))
     graph.save(tmp_path / "graph")
-    data = PartitionedDataModule(tmp_path / "graph", batch_size=30, evaluation=Evaluation(batch_size=600))
+    data = lgd.PartitionedDataModule(tmp_path / "graph", batch_size=30, evaluation=lgd.Evaluation(batch_size=600))
     module = model()
     fit = trainer(1, max_epochs=1)
     fit.fit(module, data)
@@ -111,7 +93,7 @@ def test_narrow_features_on_disk_train_as_float32(tmp_path: Path, form: str) -> 
     (logits,) = [logits for _, logits in fit.predict(module, data)]
     graph.node_arrays["x"] = next(iter(data.predict_dataloader())).x
     assert torch.allclose(logits, full_graph_logits(module, graph), atol=1e-4)
-    narrow = PartitionedDataModule(tmp_path / "graph", batch_size=30, loading=Loading(widen=False))
+    narrow = lgd.PartitionedDataModule(tmp_path / "graph", batch_size=30, loading=lgd.Loading(widen=False))
     assert next(iter(narrow.train_dataloader())).x.dtype == getattr(torch, form)
     assert next(iter(narrow.correction_batches(0))).x.dtype == getattr(torch, form)
 
@@ -119,7 +101,7 @@ def test_narrow_features_on_disk_train_as_float32(tmp_path: Path, form: str) -> 
 def test_overfitting_shows_the_same_batches_in_every_epoch() -> None:
     warnings.filterwarnings("ignore", "You requested to overfit")
     module = model()
-    trainer(1, overfit_batches=2, max_epochs=3).fit(module, PartitionedDataModule(small_graph(), batch_size=10))
+    trainer(1, overfit_batches=2, max_epochs=3).fit(module, lgd.PartitionedDataModule(small_graph(), batch_size=10))
     first, second = module.trained[:2]
     assert [seeds.tolist() for seeds in module.trained] == [first.tolist(), second.tolist()] * 3
 
@@ -129,8 +111,10 @@ def test_overfitting_shows_the_same_batches_in_every_epoch() -> None:
 
 def scopes(rank: int, world_size: int) -> list[tuple[list[int], set[int], int]]:
     found = []
-    for boundary in (Isolated(), Fetch()):
-        data = PartitionedDataModule(small_graph(), sampler=NeighborSampler([-1, -1]), batch_size=7, boundary=boundary)
+    for boundary in (lgd.Isolated(), lgd.Fetch()):
+        data = lgd.PartitionedDataModule(
+            small_graph(), sampler=lgd.NeighborSampler([-1, -1]), batch_size=7, boundary=boundary
+        )
         module = model()
         trainer(world_size, plain_ddp(), max_epochs=1).fit(module, data)
         batches = list(data.train_dataloader())
@@ -149,13 +133,13 @@ def test_training_on_the_graph_sees_neighbours_across_the_cut() -> None:
 
 def test_extra_nodes_send_but_are_not_learned_from() -> None:
     graph = small_graph()
-    alone: dict[str, Any] = {"partitioner": RandomPartitioner(), "boundary": Isolated()}
-    plain = PartitionedDataModule(graph, **alone)
+    alone: dict[str, Any] = {"partitioner": lgd.RandomPartitioner(), "boundary": lgd.Isolated()}
+    plain = lgd.PartitionedDataModule(graph, **alone)
     for options, count in (
-        ({"holding": Holding(extra_nodes=0.1)}, 20),
-        ({"holding": Holding(extra_nodes=0.1, extra_of="graph")}, 60),
+        ({"holding": lgd.Holding(extra_nodes=0.1)}, 20),
+        ({"holding": lgd.Holding(extra_nodes=0.1, extra_of="graph")}, 60),
     ):
-        more = PartitionedDataModule(graph, **alone, **options)
+        more = lgd.PartitionedDataModule(graph, **alone, **options)
         for rank in range(3):
             small, large = plain.part(rank, 3), more.part(rank, 3)
             assert large.num_nodes == small.num_nodes + count and large.num_edges > small.num_edges
@@ -182,16 +166,16 @@ class Stopped(SAGE):
 
 def threads_after(rank: int, world_size: int, error: type[BaseException]) -> tuple[str, list[str]]:
     before = threading.enumerate()  # of data modules that no test holds any more, and nobody has collected
-    data = PartitionedDataModule(
+    data = lgd.PartitionedDataModule(
         small_graph(),
-        partitioner=RandomPartitioner(),
-        holding=Holding(Rotate()),
+        partitioner=lgd.RandomPartitioner(),
+        holding=lgd.Holding(lgd.Rotate()),
         batch_size=4,
-        loading=Loading(num_threads=2),
+        loading=lgd.Loading(num_threads=2),
     )
     module = Stopped(12, 4)
     module.error = error
-    strategy = LocalSGDStrategy(EverySteps(100), **PATIENCE) if world_size > 1 else "auto"
+    strategy = lgd.LocalSGDStrategy(lgd.EverySteps(100), **PATIENCE) if world_size > 1 else "auto"
     raised = ""
     try:
         trainer(world_size, strategy).fit(module, data)
@@ -210,8 +194,8 @@ def test_no_thread_outlives_an_exception_or_ctrl_c(error: type[BaseException], n
 
 def loader_alone(rank: int, world_size: int) -> None:
     warnings.filterwarnings("ignore", "You defined a `validation_step`")
-    data = PartitionedDataModule(small_graph())
-    trainer(world_size, LocalSGDStrategy(**PATIENCE)).fit(model(), data.train_dataloader())
+    data = lgd.PartitionedDataModule(small_graph())
+    trainer(world_size, lgd.LocalSGDStrategy(**PATIENCE)).fit(model(), data.train_dataloader())
 
 
 def test_a_loader_made_without_the_trainer_is_refused() -> None:
@@ -221,12 +205,12 @@ def test_a_loader_made_without_the_trainer_is_refused() -> None:
 
 def test_a_partitioner_that_cannot_work_fails_on_all_ranks() -> None:
     with pytest.raises(RankError, match="num_supernodes") as error:
-        run_ranks(fit_with, 2, small_graph(), {"partitioner": SuperNodePartitioner(10**6)})
+        run_ranks(fit_with, 2, small_graph(), {"partitioner": lgd.SuperNodePartitioner(10**6)})
     assert set(error.value.failures) == {0, 1}
 
 
 def test_it_can_be_printed_while_loaders_are_open() -> None:
-    data = PartitionedDataModule(small_graph())
+    data = lgd.PartitionedDataModule(small_graph())
     data.train_dataloader()
     assert "num_nodes=600" in str(data) and "MetisPartitioner" in repr(data)
 
@@ -237,10 +221,10 @@ def test_it_can_be_printed_while_loaders_are_open() -> None:
 # Evaluation.
 
 
-def evaluate(rank: int, world_size: int, graph: Graph, options: dict[str, Any]) -> tuple[Any, ...]:
-    data = PartitionedDataModule(graph, **({"evaluation": Evaluation(batch_size=50)} | options))
+def evaluate(rank: int, world_size: int, graph: lgd.Graph, options: dict[str, Any]) -> tuple[Any, ...]:
+    data = lgd.PartitionedDataModule(graph, **({"evaluation": lgd.Evaluation(batch_size=50)} | options))
     module = model()
-    strategy = LocalSGDStrategy(**PATIENCE) if world_size > 1 else "auto"
+    strategy = lgd.LocalSGDStrategy(**PATIENCE) if world_size > 1 else "auto"
     run = trainer(world_size, strategy)
     validated = run.validate(module, data, verbose=False)[0]
     seen = torch.cat([nodes for nodes, _ in module.evaluated])
@@ -251,7 +235,8 @@ def evaluate(rank: int, world_size: int, graph: Graph, options: dict[str, Any]) 
 
 
 @pytest.mark.parametrize(
-    ("world_size", "sampler"), [(1, WholePartSampler(2)), (3, NeighborSampler([3, 3])), (3, WholePartSampler(2))]
+    ("world_size", "sampler"),
+    [(1, lgd.WholePartSampler(2)), (3, lgd.NeighborSampler([3, 3])), (3, lgd.WholePartSampler(2))],
 )
 def test_evaluation_is_full_graph_inference(world_size: int, sampler: Any) -> None:
     graph = small_graph()
@@ -275,7 +260,7 @@ def test_evaluation_is_full_graph_inference(world_size: int, sampler: Any) -> No
 @pytest.mark.parametrize("limits", [{"limit_test_batches": 0.5}, {"limit_test_batches": 3}, {"fast_dev_run": True}])
 def test_a_limit_counts_batches_of_the_training_size(limits: dict[str, Any]) -> None:
     graph, module = small_graph(), model()
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([3, 3]), batch_size=16)
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([3, 3]), batch_size=16)
     trainer(1, **limits).test(module, data, verbose=False)
     num_batches = -(-graph.split("test").numel() // 16)
     asked = {0.5: num_batches // 2, 3: 3, True: 1}[next(iter(limits.values()))]
@@ -286,8 +271,8 @@ def test_a_limit_counts_batches_of_the_training_size(limits: dict[str, Any]) -> 
 
 
 def predict(rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:
-    data = PartitionedDataModule(small_graph(), evaluation=Evaluation(batch_size=100))
-    return trainer(world_size, LocalSGDStrategy(**PATIENCE)).predict(model(), data) or []
+    data = lgd.PartitionedDataModule(small_graph(), evaluation=lgd.Evaluation(batch_size=100))
+    return trainer(world_size, lgd.LocalSGDStrategy(**PATIENCE)).predict(model(), data) or []
 
 
 def test_prediction_covers_all_nodes_in_order() -> None:
@@ -303,15 +288,15 @@ def test_no_training_node_at_all_is_said() -> None:
     graph = small_graph()
     graph.node_arrays["train_mask"].zero_()
     with pytest.raises(ValueError, match="train_mask marks no node"):
-        PartitionedDataModule(graph).train_dataloader()
+        lgd.PartitionedDataModule(graph).train_dataloader()
 
 
 def in_rounds(rank: int, world_size: int) -> list[list[int]]:
     """The seeds of each pass, where every pass has parts of its own and a round ends in the middle of one."""
     module = model()
-    data = PartitionedDataModule(small_graph(), batch_size=10, holding=Holding(Redeal(24), every=1))
+    data = lgd.PartitionedDataModule(small_graph(), batch_size=10, holding=lgd.Holding(lgd.Redeal(24), every=1))
     length = -(-data._home.plan_for(world_size).most_seeds() // 10)  # type: ignore[attr-defined]
-    trainer(world_size, LocalSGDStrategy(EverySteps(3), **PATIENCE), max_epochs=length).fit(module, data)
+    trainer(world_size, lgd.LocalSGDStrategy(lgd.EverySteps(3), **PATIENCE), max_epochs=length).fit(module, data)
     passes = [torch.cat(module.trained[at : at + length]).tolist() for at in range(0, 3 * length, length)]
     return passes
 
@@ -328,17 +313,19 @@ def test_a_part_without_training_nodes_is_refused_on_all_ranks() -> None:
     assignment = (torch.arange(600) % 2).int()
     graph.node_arrays["train_mask"] = graph.node_arrays["train_mask"] & (assignment == 0)
     with pytest.raises(RankError, match=r'The chunks of rank 1 of 2 hold none of the .*balance="train"') as error:
-        run_ranks(fit_with, 2, graph, {"partitioner": Partition(assignment, 2)})
+        run_ranks(fit_with, 2, graph, {"partitioner": lgd.Partition(assignment, 2)})
     assert set(error.value.failures) == {0, 1}
 
 
 def redealt(rank: int, world_size: int, options: dict[str, Any]) -> int:
     """Labels in four of eight chunks: the first deal that gives one rank none of them is that of super-epoch 26."""
     graph = small_graph()
-    chunks = Partition((torch.arange(600) // 75).int(), 8)
+    chunks = lgd.Partition((torch.arange(600) // 75).int(), 8)
     graph.node_arrays["train_mask"] = (torch.arange(600) < 300) & (torch.arange(600) % 15 == 0)
-    data = PartitionedDataModule(graph, partitioner=chunks, holding=Holding(Redeal(8), every=1), batch_size=4)
-    ours = trainer(world_size, GrappaStrategy(**PATIENCE), limit_val_batches=0, **options)
+    data = lgd.PartitionedDataModule(
+        graph, partitioner=chunks, holding=lgd.Holding(lgd.Redeal(8), every=1), batch_size=4
+    )
+    ours = trainer(world_size, lgd.GrappaStrategy(**PATIENCE), limit_val_batches=0, **options)
     module = model()
     warnings.filterwarnings("ignore", "You defined a `validation_step`")
     ours.fit(module, data)
@@ -359,20 +346,20 @@ def test_a_run_that_ends_before_such_a_deal_is_not_refused() -> None:
 
 
 def test_a_partition_of_something_else_is_refused() -> None:
-    partition = Partition(torch.zeros(600, dtype=torch.int32), 1)
+    partition = lgd.Partition(torch.zeros(600, dtype=torch.int32), 1)
     with pytest.raises(RankError, match="The partition has 1 parts of 600 nodes in all, but 2 ranks hold 2"):
         run_ranks(fit_with, 2, small_graph(), {"partitioner": partition})
 
 
 def test_the_length_of_a_super_epoch_survives_in_a_checkpoint() -> None:
-    data = PartitionedDataModule(small_graph(), holding=Holding(Rotate()))
+    data = lgd.PartitionedDataModule(small_graph(), holding=lgd.Holding(lgd.Rotate()))
     data.trainer = trainer(1, max_epochs=30)
     placed(data, 0, 4)
     assert data.state_dict() == {"seed": 0, "repartition_every": 10}
     data.trainer.fit_loop.max_epochs = 300  # resumed for longer
     data.load_state_dict({"repartition_every": 10})
     assert data._home.every() == 10
-    chosen = PartitionedDataModule(small_graph(), holding=Holding(Rotate(), every=2))
+    chosen = lgd.PartitionedDataModule(small_graph(), holding=lgd.Holding(lgd.Rotate(), every=2))
     chosen.load_state_dict({"repartition_every": 10})
     placed(chosen, 0, 4)
     assert chosen._home.every() == 2
@@ -382,11 +369,13 @@ def test_a_graph_without_the_split_says_so() -> None:
     graph = small_graph()
     del graph.node_arrays["val_mask"]
     with pytest.raises(ValueError, match=r"The graph has no val_mask \(it has: \['test_mask', 'train_mask'\]\)"):
-        trainer(1).validate(model(), PartitionedDataModule(graph), verbose=False)
+        trainer(1).validate(model(), lgd.PartitionedDataModule(graph), verbose=False)
 
 
 def test_the_ranks_own_what_their_parts_learn_from() -> None:
-    data = PartitionedDataModule(communities(300, 4), holding=Holding(Redeal(10)), boundary=Isolated())
+    data = lgd.PartitionedDataModule(
+        lgd.communities(300, 4), holding=lgd.Holding(lgd.Redeal(10)), boundary=lgd.Isolated()
+    )
     ranks = data.parts_of_ranks(3)
     for rank in range(3):
         assert ranks.nodes(rank).tolist() == data.part(rank, 3).node_arrays["n_id"].sort().values.tolist()
@@ -396,7 +385,7 @@ def test_the_ranks_own_what_their_parts_learn_from() -> None:
 def test_a_batch_size_above_the_training_nodes_is_told(size: int, lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr("lightning_gnn_dist.data.datamodule.rank_zero_info", told.append)
-    trainer(1, limit_val_batches=0).fit(model(), PartitionedDataModule(small_graph(), batch_size=size))
+    trainer(1, limit_val_batches=0).fit(model(), lgd.PartitionedDataModule(small_graph(), batch_size=size))
     assert len(told) == lines
     assert all(
         line.startswith("batch_size=10000 is above a rank's ") and "a pass is one batch" in line for line in told

@@ -9,22 +9,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce
 
-from lightning_gnn_dist import (
-    EverySteps,
-    Fetch,
-    Graph,
-    Halo,
-    Isolated,
-    LinkDataModule,
-    Loading,
-    LocalSGDStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    communities,
-    save_shards,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.sampling.base import Sampler
@@ -47,7 +32,7 @@ def pyg_data() -> Data:
 
 
 DATA = pyg_data()
-GRAPH = Graph.from_pyg(DATA, edge_ids=True)
+GRAPH = lgd.Graph.from_pyg(DATA, edge_ids=True)
 SAMPLERS_HERE = [s for s in SAMPLERS.values() if getattr(s, "weight", None) is None]
 
 
@@ -63,7 +48,7 @@ def check_seeds(batch: SampledData, split: str) -> None:
 
 @pytest.mark.parametrize("sampler", SAMPLERS_HERE, ids=repr)
 def test_batches_of_all_samplers_say_where_seeds_and_edges_come_from(sampler: Sampler) -> None:
-    data = PartitionedDataModule(GRAPH, sampler=sampler, batch_size=30)
+    data = lgd.PartitionedDataModule(GRAPH, sampler=sampler, batch_size=30)
     loaders = {"train": data.train_dataloader(), "val": data.val_dataloader(), "all": data.predict_dataloader()}
     for split, loader in loaders.items():
         for batch in loader:
@@ -74,15 +59,15 @@ def test_batches_of_all_samplers_say_where_seeds_and_edges_come_from(sampler: Sa
     data.teardown("fit")
 
 
-@pytest.mark.parametrize("boundary", [Isolated(), Halo(), Fetch()], ids=repr)
+@pytest.mark.parametrize("boundary", [lgd.Isolated(), lgd.Halo(), lgd.Fetch()], ids=repr)
 @pytest.mark.parametrize("is_saved", [False, True])
 def test_batches_of_parts_say_it_of_the_whole_graph(boundary: Boundary, is_saved: bool, tmp_path: Any) -> None:
     GRAPH.save(tmp_path / "graph")
     graph, seen = (tmp_path / "graph" if is_saved else GRAPH), []
-    options: dict[str, Any] = {"partitioner": RandomPartitioner(), "sampler": NeighborSampler([4, 3])}
-    data = PartitionedDataModule(graph, batch_size=30, boundary=boundary, **options)
+    options: dict[str, Any] = {"partitioner": lgd.RandomPartitioner(), "sampler": lgd.NeighborSampler([4, 3])}
+    data = lgd.PartitionedDataModule(graph, batch_size=30, boundary=boundary, **options)
     for rank in range(2):
-        part = data.graph if isinstance(boundary, Fetch) else data.part(rank, 2)
+        part = data.graph if isinstance(boundary, lgd.Fetch) else data.part(rank, 2)
         for batch in batches_of(data, part, 3, 0, rank, 2):
             check_seeds(batch, "train")
             check_edges(batch)
@@ -116,12 +101,12 @@ class Asking(SAGE):
 
 
 def asked(rank: int, world_size: int, folder: str) -> list[dict[str, list[int]]]:
-    found, options = [], {"sampler": NeighborSampler([4, 3]), "batch_size": 30}
+    found, options = [], {"sampler": lgd.NeighborSampler([4, 3]), "batch_size": 30}
     for data in (
-        PartitionedDataModule(GRAPH, partitioner=RandomPartitioner(), **options),
-        PartitionedDataModule(folder, **options),
+        lgd.PartitionedDataModule(GRAPH, partitioner=lgd.RandomPartitioner(), **options),
+        lgd.PartitionedDataModule(folder, **options),
     ):
-        model, ddp = Asking(), LocalSGDStrategy(EverySteps(2), **PATIENCE)
+        model, ddp = Asking(), lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE)
         fitting = trainer(world_size, ddp, max_epochs=2)
         fitting.fit(model, data)
         fitting.predict(model, data)
@@ -130,8 +115,8 @@ def asked(rank: int, world_size: int, folder: str) -> list[dict[str, list[int]]]
 
 
 def test_ranks_share_the_places_of_each_split(tmp_path: Any) -> None:
-    whole = Graph(GRAPH.indptr, GRAPH.indices, GRAPH.node_arrays, {})
-    save_shards(whole, RandomPartitioner()(whole, 2, seed=0), tmp_path / "shards")
+    whole = lgd.Graph(GRAPH.indptr, GRAPH.indices, GRAPH.node_arrays, {})
+    lgd.save_shards(whole, lgd.RandomPartitioner()(whole, 2, seed=0), tmp_path / "shards")
     for one, other in zip(*run_ranks(asked, 2, str(tmp_path / "shards")), strict=True):
         for kind, split in (("train", "train"), ("val", "val")):
             count = int(DATA[f"{split}_mask"].sum())
@@ -141,8 +126,8 @@ def test_ranks_share_the_places_of_each_split(tmp_path: Any) -> None:
 
 
 def test_links_say_which_held_edge_they_are() -> None:
-    split = split_edges(GRAPH, 0.2, 0.1, negatives=2)
-    data = LinkDataModule(split, sampler=NeighborSampler([4]), batch_size=50)
+    split = lgd.split_edges(GRAPH, 0.2, 0.1, negatives=2)
+    data = lgd.LinkDataModule(split, sampler=lgd.NeighborSampler([4]), batch_size=50)
     for batch in data.val_dataloader():
         number = int(batch.edge_label.sum())
         assert split.edges["val"][:, batch.input_id].equal(batch.n_id[batch.edge_label_index[:, :number]])
@@ -151,7 +136,7 @@ def test_links_say_which_held_edge_they_are() -> None:
 
 
 def test_a_batch_without_them_says_how_to_get_them() -> None:
-    data = PartitionedDataModule(DATA, sampler=NeighborSampler([4]), batch_size=50)
+    data = lgd.PartitionedDataModule(DATA, sampler=lgd.NeighborSampler([4]), batch_size=50)
     batch = next(iter(data.train_dataloader()))
     with pytest.raises(AttributeError, match=r"Graph\.from_pyg\(data, edge_ids=True\) keeps that"):
         _ = batch.e_id
@@ -180,8 +165,8 @@ CASES = [(sampler, wanted) for name, sampler in SAMPLERS.items() for wanted in (
 @pytest.mark.parametrize(("sampler", "all_labels"), dict.fromkeys(CASES), ids=repr)
 def test_batches_of_all_samplers(sampler: Sampler, all_labels: bool) -> None:
     graph = graph_for_all()
-    loading = Loading(all_labels=all_labels, num_threads=0)
-    data = PartitionedDataModule(graph, sampler=sampler, batch_size=60, loading=loading)
+    loading = lgd.Loading(all_labels=all_labels, num_threads=0)
+    data = lgd.PartitionedDataModule(graph, sampler=sampler, batch_size=60, loading=loading)
     sizes = set()
     for batch in all_batches(data):
         check(batch, graph.node_arrays["y"], all_labels=all_labels)
@@ -190,6 +175,6 @@ def test_batches_of_all_samplers(sampler: Sampler, all_labels: bool) -> None:
 
 
 def test_batches_of_links() -> None:
-    split = split_edges(communities(200, 4, num_features=4), 0.1, 0.1, negatives=2)
-    for batch in all_batches(LinkDataModule(split, sampler=NeighborSampler([3, 2]), batch_size=30)):
+    split = lgd.split_edges(lgd.communities(200, 4, num_features=4), 0.1, 0.1, negatives=2)
+    for batch in all_batches(lgd.LinkDataModule(split, sampler=lgd.NeighborSampler([3, 2]), batch_size=30)):
         check(batch, split.graph.node_arrays["y"], all_labels=False)

@@ -8,23 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Coverage,
-    Fixed,
-    Graph,
-    Halo,
-    Holding,
-    Isolated,
-    RandomPartitioner,
-    Redeal,
-    Rotate,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.homes.parts import PartReader, nodes_of
 from lightning_gnn_dist.homes.residency import Held, Residency, default_period, held_by_all
 
-ALL = [Fixed(), Rotate(), Redeal(40)]
+ALL = [lgd.Fixed(), lgd.Rotate(), lgd.Redeal(40)]
 
 
 @pytest.mark.parametrize("residency", ALL, ids=repr)
@@ -39,19 +28,19 @@ def test_every_chunk_is_own_on_one_rank(residency: Residency, world_size: int) -
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 def test_the_variable_chunk_visits_every_other_chunk_once_a_sweep(world_size: int) -> None:
     for rank in range(world_size):
-        visited = [Rotate().held(s, rank, world_size, 0).others for s in range(Rotate().sweep(world_size))]
+        visited = [lgd.Rotate().held(s, rank, world_size, 0).others for s in range(lgd.Rotate().sweep(world_size))]
         assert sorted(visited) == [(chunk,) for chunk in range(world_size) if chunk != rank]
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 def test_no_chunk_is_variable_on_two_ranks(world_size: int) -> None:
     for super_epoch in range(10):
-        others = [Rotate().held(super_epoch, rank, world_size, 0).others for rank in range(world_size)]
+        others = [lgd.Rotate().held(super_epoch, rank, world_size, 0).others for rank in range(world_size)]
         assert sorted(others) == [(chunk,) for chunk in range(world_size)]
 
 
 @dataclass(frozen=True)
-class Custom(Fixed):
+class Custom(lgd.Fixed):
     """One of two ranks' making."""
 
     ranks: tuple[Any, Any]
@@ -75,9 +64,9 @@ def test_what_a_residency_says_is_checked(ranks: Any, message: str) -> None:
 
 
 def test_redealing_depends_on_seed_and_super_epoch_alone() -> None:
-    deals = {(seed, s): Redeal(40).held(s, 1, 4, seed) for seed in range(3) for s in range(3)}
+    deals = {(seed, s): lgd.Redeal(40).held(s, 1, 4, seed) for seed in range(3) for s in range(3)}
     assert len(set(deals.values())) == 9
-    assert all(Redeal(40).held(s, 1, 4, seed) == held for (seed, s), held in deals.items())
+    assert all(lgd.Redeal(40).held(s, 1, 4, seed) == held for (seed, s), held in deals.items())
     assert all(len(held.own) == 10 for held in deals.values())
 
 
@@ -90,30 +79,30 @@ def test_by_default_a_sweep_fits_the_run(max_epochs: Any, sweep: int, period: in
 
 def test_too_few_super_nodes_are_refused() -> None:
     with pytest.raises(ValueError, match=r"num_supernodes \(3\) must be at least the number of ranks \(4\)"):
-        Redeal(3).num_chunks(4)
+        lgd.Redeal(3).num_chunks(4)
 
 
 def test_parts_that_never_change_have_no_period() -> None:
     with pytest.raises(ValueError, match=r"every=2 says how often parts change, and with Fixed\(\) they never do"):
-        Holding(every=2)
+        lgd.Holding(every=2)
 
 
 RANKS = 4
 
 
-def weighted_graph(mean_degree: float = 10.0) -> Graph:
-    graph = communities(500, 4, mean_degree=mean_degree, num_features=6, train_share=0.3, seed=2)
+def weighted_graph(mean_degree: float = 10.0) -> lgd.Graph:
+    graph = lgd.communities(500, 4, mean_degree=mean_degree, num_features=6, train_share=0.3, seed=2)
     weights = torch.rand(graph.num_edges, 2, generator=torch.Generator().manual_seed(0))
-    return Graph(graph.indptr, graph.indices, graph.node_arrays, {"edge_attr": weights})
+    return lgd.Graph(graph.indptr, graph.indices, graph.node_arrays, {"edge_attr": weights})
 
 
-def reader(graph: Graph, residency: Residency, rank: int = 1, **options: Any) -> PartReader:
-    partition = RandomPartitioner()(graph, residency.num_chunks(RANKS), 0)
-    settings: dict[str, Any] = {"boundary": Isolated(), "coverage": None}
-    return PartReader(graph, partition, Holding(residency), rank, RANKS, 0, **(settings | options))
+def reader(graph: lgd.Graph, residency: Residency, rank: int = 1, **options: Any) -> PartReader:
+    partition = lgd.RandomPartitioner()(graph, residency.num_chunks(RANKS), 0)
+    settings: dict[str, Any] = {"boundary": lgd.Isolated(), "coverage": None}
+    return PartReader(graph, partition, lgd.Holding(residency), rank, RANKS, 0, **(settings | options))
 
 
-def edges_of(graph: Graph) -> set[tuple[int, int, float]]:
+def edges_of(graph: lgd.Graph) -> set[tuple[int, int, float]]:
     """Every edge by the ids of the whole graph, with what it carries."""
     ids = graph.node_arrays.get("n_id", torch.arange(graph.num_nodes))
     receivers = ids.repeat_interleave(graph.degrees()).tolist()
@@ -121,12 +110,12 @@ def edges_of(graph: Graph) -> set[tuple[int, int, float]]:
     return set(zip(ids[graph.indices.long()].tolist(), receivers, carried, strict=True))
 
 
-def edges_among(graph: Graph, senders: Tensor, receivers: Tensor) -> set[tuple[int, int, float]]:
+def edges_among(graph: lgd.Graph, senders: Tensor, receivers: Tensor) -> set[tuple[int, int, float]]:
     allowed = set(senders.tolist()), set(receivers.tolist())
     return {edge for edge in edges_of(graph) if edge[0] in allowed[0] and edge[1] in allowed[1]}
 
 
-@pytest.mark.parametrize("residency", [Fixed(), Rotate(), Redeal(12)], ids=repr)
+@pytest.mark.parametrize("residency", [lgd.Fixed(), lgd.Rotate(), lgd.Redeal(12)], ids=repr)
 def test_a_part_is_the_graph_among_its_nodes(residency: Residency) -> None:
     graph, seeds = weighted_graph(), set()
     for rank in range(RANKS):
@@ -144,8 +133,8 @@ def test_a_part_is_the_graph_among_its_nodes(residency: Residency) -> None:
     assert sorted(seeds) == graph.split("train").tolist()
 
 
-@pytest.mark.parametrize("residency", [Rotate(), Redeal(12)], ids=repr)
-@pytest.mark.parametrize("boundary", [Isolated(), Halo(), Halo(2), Halo(2, neighbors=2)], ids=repr)
+@pytest.mark.parametrize("residency", [lgd.Rotate(), lgd.Redeal(12)], ids=repr)
+@pytest.mark.parametrize("boundary", [lgd.Isolated(), lgd.Halo(), lgd.Halo(2), lgd.Halo(2, neighbors=2)], ids=repr)
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_a_switch_gives_what_reading_anew_gives(
     residency: Residency, boundary: Boundary, on_disk: bool, tmp_path: Path
@@ -153,8 +142,8 @@ def test_a_switch_gives_what_reading_anew_gives(
     graph = weighted_graph()
     if on_disk:
         graph.save(tmp_path / "graph")
-        graph = Graph.open(tmp_path / "graph")
-    ours = reader(graph, residency, boundary=boundary, coverage=Coverage())
+        graph = lgd.Graph.open(tmp_path / "graph")
+    ours = reader(graph, residency, boundary=boundary, coverage=lgd.Coverage())
     part = ours.read(0)
     for super_epoch in range(1, 5):
         part, anew = ours.read(super_epoch, part), ours.read(super_epoch)
@@ -169,15 +158,15 @@ def test_a_switch_gives_what_reading_anew_gives(
 
 def test_a_switch_reads_the_variable_chunk_alone() -> None:
     graph = weighted_graph()
-    ours = reader(graph, Rotate())
+    ours = reader(graph, lgd.Rotate())
     part = ours.read(1, ours.read(0))
-    fresh = nodes_of(ours.partition, Rotate().held(1, 1, RANKS, 0).others)
+    fresh = nodes_of(ours.partition, lgd.Rotate().held(1, 1, RANKS, 0).others)
     per_node = sum(array[:1].numel() * array.element_size() for array in graph.node_arrays.values())
     edges = int(graph.degrees()[fresh].sum())
     assert part.bytes_read == fresh.numel() * per_node + edges * (graph.indices.element_size() + 8)
 
 
-def hops_around(graph: Graph, nodes: Tensor, hops: int) -> list[set[int]]:
+def hops_around(graph: lgd.Graph, nodes: Tensor, hops: int) -> list[set[int]]:
     """The nodes, and those that are one hop away, two hops, and so on."""
     receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees()).tolist()
     edges = list(zip(graph.indices.tolist(), receivers, strict=True))
@@ -191,7 +180,7 @@ def hops_around(graph: Graph, nodes: Tensor, hops: int) -> list[set[int]]:
 @pytest.mark.parametrize("hops", [1, 2, 3])
 def test_a_halo_has_every_edge_into_all_but_its_last_hop(hops: int) -> None:
     graph = weighted_graph(1.5)  # three hops do not reach everything
-    ours = reader(graph, Fixed(), boundary=Halo(hops), coverage=Coverage())
+    ours = reader(graph, lgd.Fixed(), boundary=lgd.Halo(hops), coverage=lgd.Coverage())
     own = nodes_of(ours.partition, (1,))
     part, expected = ours.read(0).graph, hops_around(graph, own, hops)
     sizes = [len(nodes) for nodes in expected]
@@ -205,17 +194,17 @@ def test_a_halo_has_every_edge_into_all_but_its_last_hop(hops: int) -> None:
 
 def test_a_halo_ends_where_the_graph_does() -> None:
     graph = weighted_graph(1.5)  # three hops do not reach everything
-    everything = reader(graph, Fixed(), boundary=Halo(1000)).read(0).graph
+    everything = reader(graph, lgd.Fixed(), boundary=lgd.Halo(1000)).read(0).graph
     assert everything.num_nodes == sum(
-        map(len, hops_around(graph, nodes_of(reader(graph, Fixed()).partition, (1,)), 50))
+        map(len, hops_around(graph, nodes_of(reader(graph, lgd.Fixed()).partition, (1,)), 50))
     )
 
 
 def test_a_halo_stays_within_its_bytes_and_keeps_what_is_asked_for_most() -> None:
     graph = weighted_graph()
     per_node = sum(array[:1].numel() * array.element_size() for array in graph.node_arrays.values())
-    own = nodes_of(reader(graph, Fixed()).partition, (1,))
-    part = reader(graph, Fixed(), boundary=Halo(bytes=40 * per_node + 3)).read(0).graph
+    own = nodes_of(reader(graph, lgd.Fixed()).partition, (1,))
+    part = reader(graph, lgd.Fixed(), boundary=lgd.Halo(bytes=40 * per_node + 3)).read(0).graph
     leaves = set(part.node_arrays["n_id"][own.numel() :].tolist())
     asked = dict.fromkeys(graph.halo(own).tolist(), 0)
     for sender, _, _ in edges_among(graph, graph.halo(own), own):
@@ -226,18 +215,20 @@ def test_a_halo_stays_within_its_bytes_and_keeps_what_is_asked_for_most() -> Non
 
 def test_nearer_hops_come_first_within_the_bytes() -> None:
     graph = weighted_graph(1.5)  # three hops do not reach everything
-    own = nodes_of(reader(graph, Fixed()).partition, (1,))
+    own = nodes_of(reader(graph, lgd.Fixed()).partition, (1,))
     hops = hops_around(graph, own, 2)
     limit = (len(hops[1]) + 9) * sum(array[:1].nbytes for array in graph.node_arrays.values())
-    ids = reader(graph, Fixed(), boundary=Halo(3, bytes=limit)).read(0).graph.node_arrays["n_id"]
+    ids = reader(graph, lgd.Fixed(), boundary=lgd.Halo(3, bytes=limit)).read(0).graph.node_arrays["n_id"]
     assert set(ids[own.numel() : own.numel() + len(hops[1])].tolist()) == hops[1]
     assert ids.numel() == sum(map(len, hops[:2])) + 9 and set(ids[-9:].tolist()) <= hops[2]
 
 
 def test_a_node_asks_for_no_more_leaves_than_it_may() -> None:
     graph = weighted_graph()
-    own = nodes_of(reader(graph, Fixed()).partition, (1,))
-    few, all_of_them = (reader(graph, Fixed(), boundary=Halo(neighbors=limit)).read(0).graph for limit in (1, 10**6))
+    own = nodes_of(reader(graph, lgd.Fixed()).partition, (1,))
+    few, all_of_them = (
+        reader(graph, lgd.Fixed(), boundary=lgd.Halo(neighbors=limit)).read(0).graph for limit in (1, 10**6)
+    )
     assert own.numel() < few.num_nodes < all_of_them.num_nodes
     assert few.num_nodes <= 2 * own.numel()
     assert all_of_them.num_nodes == own.numel() + graph.halo(own).numel()

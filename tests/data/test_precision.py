@@ -10,24 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Fetch,
-    Graph,
-    Loading,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    WholePartSampler,
-    communities,
-    save_shards,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.homes.run import warn_of_slow_bfloat16
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.data_fitting import trainer
 from tests.sage import SAGE
 
-GRAPH = communities(300, 3, num_features=8)
+GRAPH = lgd.communities(300, 3, num_features=8)
 
 
 class Watched(SAGE):
@@ -49,8 +39,8 @@ def trained(
 ) -> Watched:
     weights = {"edge_weight": torch.ones(GRAPH.num_edges)}
     x = GRAPH.node_arrays["x"].to(dtype)
-    graph = Graph(GRAPH.indptr, GRAPH.indices, {**GRAPH.node_arrays, "x": x}, weights)
-    data = PartitionedDataModule(graph, sampler=sampler, batch_size=50, loading=Loading(widen=widen))
+    graph = lgd.Graph(GRAPH.indptr, GRAPH.indices, {**GRAPH.node_arrays, "x": x}, weights)
+    data = lgd.PartitionedDataModule(graph, sampler=sampler, batch_size=50, loading=lgd.Loading(widen=widen))
     pl.seed_everything(0, verbose=False)
     model = Watched(blocks=blocks)
     fit = trainer(1, precision=precision)
@@ -62,7 +52,7 @@ def trained(
     return model
 
 
-@pytest.mark.parametrize("sampler", [NeighborSampler([4, 3]), WholePartSampler(2)], ids=repr)
+@pytest.mark.parametrize("sampler", [lgd.NeighborSampler([4, 3]), lgd.WholePartSampler(2)], ids=repr)
 @pytest.mark.parametrize(
     ("precision", "dtype"), [("32-true", torch.float32), ("64-true", torch.float64), ("bf16-true", torch.bfloat16)]
 )
@@ -71,7 +61,7 @@ def test_batches_have_the_type_of_the_precision(precision: str, dtype: torch.dty
 
 
 def test_features_of_either_type_train_the_same_in_float64() -> None:
-    narrow, wide = (trained("64-true", NeighborSampler([4, 3]), dtype=t) for t in (torch.float32, torch.float64))
+    narrow, wide = (trained("64-true", lgd.NeighborSampler([4, 3]), dtype=t) for t in (torch.float32, torch.float64))
     for one, other in zip(narrow.parameters(), wide.parameters(), strict=True):
         assert one.equal(other)
 
@@ -84,7 +74,9 @@ NARROW = {"bf16": torch.bfloat16, "16": torch.float16}
 @pytest.mark.parametrize("widen", ["auto", True, False])
 def test_what_a_step_computes_in_is_not_widened(precision: Any, widen: Any, stored: torch.dtype) -> None:
     graph = stored_as(stored)
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([4, 3]), batch_size=50, loading=Loading(widen=widen))
+    data = lgd.PartitionedDataModule(
+        graph, sampler=lgd.NeighborSampler([4, 3]), batch_size=50, loading=lgd.Loading(widen=widen)
+    )
     data.trainer = trainer(1, precision=precision)
     of_step = NARROW.get(precision.split("-")[0])
     stays = widen is False or (widen == "auto" and stored == of_step)
@@ -102,11 +94,13 @@ def test_what_a_step_computes_in_is_not_widened(precision: Any, widen: Any, stor
     data.teardown("fit")
 
 
-@pytest.mark.parametrize("boundary", [Fetch(), None], ids=repr)
+@pytest.mark.parametrize("boundary", [lgd.Fetch(), None], ids=repr)
 def test_shards_keep_what_the_whole_graph_keeps(boundary: Any, tmp_path: Path) -> None:
-    save_shards(stored_as(torch.bfloat16), Partition(torch.zeros(300, dtype=torch.int32), 1), tmp_path / "shares")
+    lgd.save_shards(
+        stored_as(torch.bfloat16), lgd.Partition(torch.zeros(300, dtype=torch.int32), 1), tmp_path / "shares"
+    )
     options: dict[str, Any] = {} if boundary is None else {"boundary": boundary}
-    data = PartitionedDataModule(tmp_path / "shares", sampler=NeighborSampler([4, 3]), batch_size=50, **options)
+    data = lgd.PartitionedDataModule(tmp_path / "shares", sampler=lgd.NeighborSampler([4, 3]), batch_size=50, **options)
     data.trainer = trainer(1, precision="bf16-mixed")
     data.setup("fit")
     for loader in (data.train_dataloader(), data.predict_dataloader()):
@@ -115,17 +109,17 @@ def test_shards_keep_what_the_whole_graph_keeps(boundary: Any, tmp_path: Path) -
     data.teardown("fit")
 
 
-def stored_as(dtype: torch.dtype) -> Graph:
+def stored_as(dtype: torch.dtype) -> lgd.Graph:
     """Features, labels and another array of a narrow type, and an array of bytes with scales."""
     rows, scale = quantize_rows(GRAPH.node_arrays["x"])
     x, y = GRAPH.node_arrays["x"].to(dtype), GRAPH.node_arrays["y"].to(dtype)
     arrays = {**GRAPH.node_arrays, "x": x, "y": y, "target": x[:, :2], "bytes": rows, "bytes_scale": scale}
-    return Graph(GRAPH.indptr, GRAPH.indices, arrays)
+    return lgd.Graph(GRAPH.indptr, GRAPH.indices, arrays)
 
 
 def test_kept_features_train_like_widened_ones_in_mixed_precision() -> None:
     options: dict[str, Any] = {"dtype": torch.bfloat16}
-    kept, widened = (trained("bf16-mixed", NeighborSampler([4, 3]), widen=w, **options) for w in ("auto", True))
+    kept, widened = (trained("bf16-mixed", lgd.NeighborSampler([4, 3]), widen=w, **options) for w in ("auto", True))
     assert kept.types == {torch.bfloat16, torch.float32} and widened.types == {torch.float32}  # weights of edges
     for one, other in zip(kept.parameters(), widened.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0.02)
@@ -157,10 +151,12 @@ def test_a_processor_without_bfloat16_is_told_of(monkeypatch: pytest.MonkeyPatch
 def test_a_fit_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: {"avx2": True})
     with pytest.warns(UserWarning, match='Use precision="32-true", and keep the features alone in bfloat16'):
-        trained("bf16-mixed", NeighborSampler([4, 3]))
+        trained("bf16-mixed", lgd.NeighborSampler([4, 3]))
 
 
 def test_sparse_layers_take_mixed_precision() -> None:
-    on_blocks, on_edges = (trained("bf16-mixed", NeighborSampler([4, 3]), blocks=blocks) for blocks in (True, False))
+    on_blocks, on_edges = (
+        trained("bf16-mixed", lgd.NeighborSampler([4, 3]), blocks=blocks) for blocks in (True, False)
+    )
     for one, other in zip(on_blocks.parameters(), on_edges.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0.02)  # of sums that are rounded elsewhere

@@ -15,36 +15,19 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist import (
-    Coverage,
-    Evaluation,
-    GlobalBatching,
-    Graph,
-    LinkDataModule,
-    Loading,
-    LocalSGDStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    TemporalSampler,
-    WholePartSampler,
-    communities,
-    coverage_mean,
-    save_shards,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from tests.batch_contents import contents, is_same
 from tests.data_fitting import model, small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.typed_sage import typed_graph_of_papers
 
-SOME = Evaluation(batch_size=50, sampler=NeighborSampler([2, 3]))
+SOME = lgd.Evaluation(batch_size=50, sampler=lgd.NeighborSampler([2, 3]))
 
 
 def test_an_evaluation_may_draw_neighbours_and_says_once_that_it_estimates(informed: list[str]) -> None:
-    graph = communities(300, 3, num_features=4, mean_degree=12.0)
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), evaluation=SOME)
+    graph = lgd.communities(300, 3, num_features=4, mean_degree=12.0)
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([5, 5]), evaluation=SOME)
     loaders = [data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()]
     assert [line for line in informed if "estimates" in line] == [
         "Evaluation draws neighbours with NeighborSampler(num_neighbors=(2, 3), replace=False, weight=None): figures "
@@ -62,9 +45,9 @@ def test_an_evaluation_may_draw_neighbours_and_says_once_that_it_estimates(infor
 
 
 def test_held_edges_are_judged_by_the_neighbours_that_are_drawn() -> None:
-    graph = communities(300, 3, num_features=4, mean_degree=12.0)
-    split = split_edges(graph, 0.1, 0.1, negatives=3)
-    drawn = LinkDataModule(split, sampler=NeighborSampler([5, 5]), evaluation=SOME)
+    graph = lgd.communities(300, 3, num_features=4, mean_degree=12.0)
+    split = lgd.split_edges(graph, 0.1, 0.1, negatives=3)
+    drawn = lgd.LinkDataModule(split, sampler=lgd.NeighborSampler([5, 5]), evaluation=SOME)
     for batch in drawn.val_dataloader():
         assert batch.blocks[-1].adj.crow_indices().diff().max() <= 2
 
@@ -72,17 +55,17 @@ def test_held_edges_are_judged_by_the_neighbours_that_are_drawn() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"evaluation": Evaluation(sampler=NeighborSampler([3]))}, "evaluation samples 1 hops and sampler"),
-        ({"global_batching": GlobalBatching(sampler=NeighborSampler([3]))}, "global_batching samples 1"),
+        ({"evaluation": lgd.Evaluation(sampler=lgd.NeighborSampler([3]))}, "evaluation samples 1 hops and sampler"),
+        ({"global_batching": lgd.GlobalBatching(sampler=lgd.NeighborSampler([3]))}, "global_batching samples 1"),
     ],
 )
 def test_settings_that_do_not_go_together_are_refused(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        PartitionedDataModule(communities(60, 3), sampler=NeighborSampler([5, 5]), **options)
+        lgd.PartitionedDataModule(lgd.communities(60, 3), sampler=lgd.NeighborSampler([5, 5]), **options)
 
 
-def data_with(seed: int | None = None) -> PartitionedDataModule:
-    return PartitionedDataModule(small_graph(), partitioner=RandomPartitioner(), batch_size=30, seed=seed)
+def data_with(seed: int | None = None) -> lgd.PartitionedDataModule:
+    return lgd.PartitionedDataModule(small_graph(), partitioner=lgd.RandomPartitioner(), batch_size=30, seed=seed)
 
 
 def seen(data: pl.LightningDataModule) -> list[list[int]]:
@@ -90,7 +73,7 @@ def seen(data: pl.LightningDataModule) -> list[list[int]]:
 
 
 def test_batches_follow_seed_everything_and_partitions_do_not() -> None:
-    data, of_links = data_with(), LinkDataModule(split_edges(small_graph()), batch_size=50)
+    data, of_links = data_with(), lgd.LinkDataModule(lgd.split_edges(small_graph()), batch_size=50)
     assert (data.seed, seen(data)) == (0, seen(data_with(seed=0)))
     nodes, links = seen(data), seen(of_links)
     pl.seed_everything(2, verbose=False)
@@ -143,7 +126,7 @@ def fit_of(rank: int, world_size: int, given: list[int] | None) -> tuple[int, st
     pl.seed_everything(4 + rank, verbose=False)
     data = data_with(None if given is None else given[rank])
     try:
-        trainer(world_size, LocalSGDStrategy(**PATIENCE), max_epochs=1).fit(model(), data)
+        trainer(world_size, lgd.LocalSGDStrategy(**PATIENCE), max_epochs=1).fit(model(), data)
     except ValueError as error:
         return data.seed, str(error)
     return data.seed, None
@@ -155,17 +138,17 @@ def fit_of(rank: int, world_size: int, given: list[int] | None) -> tuple[int, st
 NAN = float("nan")
 
 
-def by_definition(part: Graph, degrees: list[int], kappa: float, prior: float) -> list[float]:
+def by_definition(part: lgd.Graph, degrees: list[int], kappa: float, prior: float) -> list[float]:
     pairs = zip(part.degrees().tolist(), degrees, strict=True)
     return [(here + kappa * prior) / (all_of + kappa) if all_of else 1.0 for here, all_of in pairs]
 
 
 @pytest.mark.parametrize(("kappa", "prior"), [(0.0, 0.0), (1.0, 0.0), (2.5, 0.4)])
 def test_coverage_is_the_share_of_the_neighbourhood_that_is_visible(kappa: float, prior: float) -> None:
-    graph = communities(300, 3, num_features=4, seed=1)
+    graph = lgd.communities(300, 3, num_features=4, seed=1)
     nodes = torch.arange(0, 300, 2)
     part, degrees = graph.induced(nodes), graph.degrees()[nodes]
-    covered = Coverage(shrinkage=kappa, prior=prior).of(part, degrees, 100)
+    covered = lgd.Coverage(shrinkage=kappa, prior=prior).of(part, degrees, 100)
     expected = torch.tensor(by_definition(part, degrees.tolist(), kappa, prior))
     assert torch.allclose(covered, expected, atol=1e-6)
     assert float(covered.min()) >= 0
@@ -173,12 +156,12 @@ def test_coverage_is_the_share_of_the_neighbourhood_that_is_visible(kappa: float
 
 
 def test_by_default_it_shrinks_to_the_mean_of_the_own_nodes() -> None:
-    graph = communities(300, 3, num_features=4, seed=1)
+    graph = lgd.communities(300, 3, num_features=4, seed=1)
     nodes = torch.arange(0, 300, 2)
     part, degrees = graph.induced(nodes), graph.degrees()[nodes]
-    mean = float(Coverage().of(part, degrees, 150)[:100].mean())
-    shrunk = Coverage(shrinkage=3).of(part, degrees, 100)
-    assert torch.allclose(shrunk, Coverage(shrinkage=3, prior=mean).of(part, degrees, 100))
+    mean = float(lgd.Coverage().of(part, degrees, 150)[:100].mean())
+    shrunk = lgd.Coverage(shrinkage=3).of(part, degrees, 100)
+    assert torch.allclose(shrunk, lgd.Coverage(shrinkage=3, prior=mean).of(part, degrees, 100))
 
 
 def batch(coverage: Tensor | None) -> Data:
@@ -194,13 +177,13 @@ def batch(coverage: Tensor | None) -> Data:
 )
 def test_the_mean_weighs_seeds(coverage: Any, mean: float) -> None:
     losses = torch.tensor([1.0, 2.0, 3.0])
-    assert float(coverage_mean(losses, batch(None if coverage is None else torch.tensor(coverage)))) == mean
+    assert float(lgd.coverage_mean(losses, batch(None if coverage is None else torch.tensor(coverage)))) == mean
 
 
 def test_a_batch_that_fills_a_pass_up_has_a_mean_of_nothing() -> None:
     losses, filler = torch.tensor([1.0, 2.0, 3.0], requires_grad=True), batch(torch.zeros(4))
     filler.is_filler = True
-    result = coverage_mean(losses, filler)
+    result = lgd.coverage_mean(losses, filler)
     result.backward()  # ranks step together, so there is a gradient
     assert float(result.detach()) == 0.0 and not losses.grad.any()
 
@@ -208,7 +191,7 @@ def test_a_batch_that_fills_a_pass_up_has_a_mean_of_nothing() -> None:
 def test_a_mean_or_too_many_losses_are_refused() -> None:
     for losses in (torch.tensor(1.0), torch.ones(4)):
         with pytest.raises(ValueError, match=r'one loss per seed, 3 in this batch.*reduction="none"'):
-            coverage_mean(losses, batch(None))
+            lgd.coverage_mean(losses, batch(None))
 
 
 @pytest.mark.parametrize(
@@ -225,18 +208,18 @@ def test_a_mean_or_too_many_losses_are_refused() -> None:
 def test_weights_that_weigh_nothing_are_refused(coverage: Any, message: str) -> None:
     batch = Data(batch_size=3, coverage=coverage, num_nodes=3)
     with pytest.raises((ValueError, TypeError), match=message):
-        coverage_mean(torch.ones(3), batch)
+        lgd.coverage_mean(torch.ones(3), batch)
 
 
 def test_degrees_of_another_graph_are_refused() -> None:
-    graph = communities(300, 3, num_features=4, seed=1)
+    graph = lgd.communities(300, 3, num_features=4, seed=1)
     with pytest.raises(ValueError, match=r"degrees must count .* node 0 of the part has \d+ and degrees says 0"):
-        Coverage().of(graph, torch.zeros(300, dtype=torch.int64), 300)
+        lgd.Coverage().of(graph, torch.zeros(300, dtype=torch.int64), 300)
 
 
 def test_a_rank_without_nodes_of_its_own_has_weights_all_the_same() -> None:
-    graph = communities(300, 3, num_features=4, seed=1)
-    assert Coverage().of(graph.induced(torch.arange(9)), graph.degrees()[:9], 0).isfinite().all()
+    graph = lgd.communities(300, 3, num_features=4, seed=1)
+    assert lgd.Coverage().of(graph.induced(torch.arange(9)), graph.degrees()[:9], 0).isfinite().all()
 
 
 # A data module may be pickled and copied, before and after a fit: the copy is one at rest, with the same batches.
@@ -247,19 +230,21 @@ def pickled(data: Any) -> Any:
 
 
 def modules(folder: Path) -> dict[str, Any]:
-    graph, whole = small_graph(), RandomPartitioner()
-    split = split_edges(graph)
+    graph, whole = small_graph(), lgd.RandomPartitioner()
+    split = lgd.split_edges(graph)
     graph.save(folder / "graph")
     split.save(folder / "split")
-    save_shards(graph, whole(graph, 1, 0), folder / "shards")
-    save_shards(split, whole(split.graph, 1, 0), folder / "link_shards")
+    lgd.save_shards(graph, whole(graph, 1, 0), folder / "shards")
+    lgd.save_shards(split, whole(split.graph, 1, 0), folder / "link_shards")
     return {
-        "graph": PartitionedDataModule(graph, batch_size=30),
-        "saved graph": PartitionedDataModule(folder / "graph", batch_size=30, loading=Loading(cache_bytes=1 << 12)),
-        "split": LinkDataModule(split, batch_size=500),
-        "saved split": LinkDataModule(folder / "split", batch_size=500),
-        "shards": PartitionedDataModule(folder / "shards", batch_size=30),
-        "shards of a split": LinkDataModule(folder / "link_shards", batch_size=500),
+        "graph": lgd.PartitionedDataModule(graph, batch_size=30),
+        "saved graph": lgd.PartitionedDataModule(
+            folder / "graph", batch_size=30, loading=lgd.Loading(cache_bytes=1 << 12)
+        ),
+        "split": lgd.LinkDataModule(split, batch_size=500),
+        "saved split": lgd.LinkDataModule(folder / "split", batch_size=500),
+        "shards": lgd.PartitionedDataModule(folder / "shards", batch_size=30),
+        "shards of a split": lgd.LinkDataModule(folder / "link_shards", batch_size=500),
     }
 
 
@@ -282,29 +267,33 @@ def test_copies_have_the_same_batches(tmp_path: Path) -> None:
 
 PAPERS = typed_graph_of_papers(200)
 MADE: dict[str, Callable[..., Any]] = {
-    "nodes": partial(PartitionedDataModule, small_graph(), batch_size=30),
-    "types": partial(PartitionedDataModule, PAPERS, sampler=NeighborSampler([4, 3]), batch_size=32),
-    "times": partial(PartitionedDataModule, PAPERS, sampler=TemporalSampler([4, 3], "time"), batch_size=32),
-    "links": partial(LinkDataModule, split_edges(small_graph()), batch_size=500),
-    "links of whole parts": partial(LinkDataModule, split_edges(small_graph()), sampler=WholePartSampler(2)),
-    "typed links": partial(LinkDataModule, split_edges(PAPERS, edge_type=("author", "writes", "paper")), batch_size=99),
+    "nodes": partial(lgd.PartitionedDataModule, small_graph(), batch_size=30),
+    "types": partial(lgd.PartitionedDataModule, PAPERS, sampler=lgd.NeighborSampler([4, 3]), batch_size=32),
+    "times": partial(lgd.PartitionedDataModule, PAPERS, sampler=lgd.TemporalSampler([4, 3], "time"), batch_size=32),
+    "links": partial(lgd.LinkDataModule, lgd.split_edges(small_graph()), batch_size=500),
+    "links of whole parts": partial(
+        lgd.LinkDataModule, lgd.split_edges(small_graph()), sampler=lgd.WholePartSampler(2)
+    ),
+    "typed links": partial(
+        lgd.LinkDataModule, lgd.split_edges(PAPERS, edge_type=("author", "writes", "paper")), batch_size=99
+    ),
 }
 
 
 @pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 def test_threads_and_bulks_change_nothing(make: Callable[..., Any]) -> None:
-    def made(loading: Loading, **options: Any) -> list[Any]:
+    def made(loading: lgd.Loading, **options: Any) -> list[Any]:
         loader = make(loading=loading, **options).train_dataloader()
         return [contents(batch) for batch in (*loader, *islice(loader.stream(3), 3))]
 
-    plain = made(Loading(num_threads=0, bulk_size=1))
-    assert is_same(made(Loading(num_threads=2, bulk_size=4)), plain)
-    assert not is_same(made(Loading(), seed=1), plain)
+    plain = made(lgd.Loading(num_threads=0, bulk_size=1))
+    assert is_same(made(lgd.Loading(num_threads=2, bulk_size=4)), plain)
+    assert not is_same(made(lgd.Loading(), seed=1), plain)
 
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_after_a_fit_a_copy_has_neither_trainer_nor_model() -> None:
-    data = PartitionedDataModule(small_graph(), batch_size=30)
+    data = lgd.PartitionedDataModule(small_graph(), batch_size=30)
     trainer(1, max_epochs=1).fit(model(), data)
     assert data.figures["data/waited_seconds"] > 0  # of the fit that is over
     again = pickle.loads(written := pickle.dumps(data))
@@ -318,5 +307,5 @@ def test_lightning_spawns_ranks_with_it() -> None:
     module = model()
     before = [weight.clone() for weight in module.parameters()]
     fit = trainer(2, "ddp_spawn", max_epochs=1, limit_val_batches=0)
-    fit.fit(module, PartitionedDataModule(small_graph(), partitioner=RandomPartitioner(), batch_size=30))
+    fit.fit(module, lgd.PartitionedDataModule(small_graph(), partitioner=lgd.RandomPartitioner(), batch_size=30))
     assert not all(torch.equal(old, new) for old, new in zip(before, module.parameters(), strict=True))

@@ -11,26 +11,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import (
-    Coverage,
-    Evaluation,
-    GlobalBatching,
-    Graph,
-    Halo,
-    Holding,
-    Isolated,
-    LadiesSampler,
-    LinkSplit,
-    Loading,
-    NeighborSampler,
-    PartitionedDataModule,
-    PredictionWriter,
-    RandomPartitioner,
-    Rotate,
-    citations,
-    communities,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from tests.data_fitting import SOME_STRATEGIES, fit_whole_and_resumed, trainer
@@ -43,26 +24,26 @@ from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 STRATEGIES = every_strategy()
 
 
-def module_of(graph: Graph) -> HeteroSAGE:
+def module_of(graph: lgd.Graph) -> HeteroSAGE:
     torch.manual_seed(0)
     return HeteroSAGE(list(graph.types.edge_types))
 
 
-def whole_rows(module: HeteroSAGE, graph: Graph) -> Tensor:
+def whole_rows(module: HeteroSAGE, graph: lgd.Graph) -> Tensor:
     """One forward over the whole graph."""
     with torch.no_grad():
         return module.eval()(graph.to_pyg())
 
 
-def data_of(graph: Graph, **options: Any) -> PartitionedDataModule:
-    return PartitionedDataModule(graph, **({"sampler": NeighborSampler([4, 3]), "batch_size": 32} | options))
+def data_of(graph: lgd.Graph, **options: Any) -> lgd.PartitionedDataModule:
+    return lgd.PartitionedDataModule(graph, **({"sampler": lgd.NeighborSampler([4, 3]), "batch_size": 32} | options))
 
 
 @pytest.mark.slow
 def test_it_learns_and_is_judged_on_the_whole_graph(tmp_path: Path) -> None:
     typed_graph_of_papers().save(tmp_path / "graph")
-    graph = Graph.open(tmp_path / "graph")
-    module, data = module_of(graph), PartitionedDataModule(tmp_path / "graph", batch_size=32)
+    graph = lgd.Graph.open(tmp_path / "graph")
+    module, data = module_of(graph), lgd.PartitionedDataModule(tmp_path / "graph", batch_size=32)
     fit = trainer(1, max_epochs=6)
     fit.fit(module, data)
     fit.test(module, data, verbose=False)
@@ -77,7 +58,7 @@ def test_it_learns_and_is_judged_on_the_whole_graph(tmp_path: Path) -> None:
 def test_predictions_are_of_the_seeds_type(tmp_path: Path) -> None:
     graph = typed_graph_of_papers()
     module = module_of(graph)
-    one = trainer(1, callbacks=[PredictionWriter(tmp_path / "rows.npy")])
+    one = trainer(1, callbacks=[lgd.PredictionWriter(tmp_path / "rows.npy")])
     one.predict(module, data_of(graph), return_predictions=False)
     np.testing.assert_allclose(np.load(tmp_path / "rows.npy"), whole_rows(module, graph).numpy(), atol=1e-5)
 
@@ -109,22 +90,22 @@ def test_every_strategy_trains_equal_replicas_judged_exactly(names: list[str]) -
         assert accuracy == pytest.approx(float(is_right.float().mean()), abs=1e-6)
 
 
-BOUNDARIES = [Isolated(), Halo(1), Halo(2), Halo(1, neighbors=1)]
+BOUNDARIES = [lgd.Isolated(), lgd.Halo(1), lgd.Halo(2), lgd.Halo(1, neighbors=1)]
 
 
-@pytest.mark.parametrize("holding", [Holding(), Holding(Rotate()), Holding(extra_nodes=0.2)], ids=repr)
+@pytest.mark.parametrize("holding", [lgd.Holding(), lgd.Holding(lgd.Rotate()), lgd.Holding(extra_nodes=0.2)], ids=repr)
 @pytest.mark.parametrize("boundary", BOUNDARIES, ids=repr)
-def test_parts_are_those_of_the_graph_without_types(boundary: Boundary, holding: Holding) -> None:
+def test_parts_are_those_of_the_graph_without_types(boundary: Boundary, holding: lgd.Holding) -> None:
     """The same nodes, edges, training nodes and weights; only the order of nodes is another."""
     typed = typed_graph_of_papers()
     mask = torch.zeros(typed.num_nodes, dtype=torch.bool).index_fill_(0, typed.split("train"), True)
     edge = {"edge_place": torch.arange(typed.num_edges)}
-    plain = Graph(typed.indptr, typed.indices, {"train_mask": mask}, edge)
-    weighs = Coverage(shrinkage=2.0)
-    options: dict[str, Any] = {"partitioner": RandomPartitioner(), "boundary": boundary, "holding": holding}
+    plain = lgd.Graph(typed.indptr, typed.indices, {"train_mask": mask}, edge)
+    weighs = lgd.Coverage(shrinkage=2.0)
+    options: dict[str, Any] = {"partitioner": lgd.RandomPartitioner(), "boundary": boundary, "holding": holding}
     for rank in range(2):
-        part = PartitionedDataModule(typed, coverage=weighs, **options).part(rank, 3, 1)
-        other = PartitionedDataModule(plain, coverage=weighs, **options).part(rank, 3, 1)
+        part = lgd.PartitionedDataModule(typed, coverage=weighs, **options).part(rank, 3, 1)
+        other = lgd.PartitionedDataModule(plain, coverage=weighs, **options).part(rank, 3, 1)
         order = other.node_arrays["n_id"].argsort()
         assert part.node_arrays["n_id"].equal(other.node_arrays["n_id"][order])
         for name in ("train_mask", "coverage"):
@@ -142,7 +123,7 @@ def test_parts_are_those_of_the_graph_without_types(boundary: Boundary, holding:
 
 def test_batches_of_a_part_bring_its_weights() -> None:
     graph = typed_graph_of_papers()
-    data = data_of(graph, partitioner=RandomPartitioner(), boundary=Isolated())
+    data = data_of(graph, partitioner=lgd.RandomPartitioner(), boundary=lgd.Isolated())
     part = data.part(0, 2)
     seeds, source = seeds_and_source(data, part, 0, 2)
     (batch,) = source.make([seeds[:5]], [(0, 0, 0)], [data._task.inputs_of(part, seeds[:5])])  # type: ignore[list-item]
@@ -155,7 +136,7 @@ def test_batches_of_a_part_bring_its_weights() -> None:
 def test_types_that_are_left_out_are_left_out_everywhere() -> None:
     graph = typed_graph_of_papers()
     numbers = {kind: [2, 2] if kind[0] == "paper" else [0, 0] for kind in graph.types.edge_types}
-    data = data_of(graph, sampler=NeighborSampler(numbers))
+    data = data_of(graph, sampler=lgd.NeighborSampler(numbers))
     loaders = [iter(data.train_dataloader()), iter(data.val_dataloader()), data.correction_batches(0, stop=1)]
     for batch in map(next, loaders):
         left_out = [store.num_edges for kind, store in batch.edge_items() if kind[0] != "paper"]
@@ -169,16 +150,16 @@ def test_a_resumed_fit_ends_with_the_same_weights(tmp_path: Path) -> None:
 
 
 def test_the_type_of_the_seeds_can_be_chosen(tmp_path: Path) -> None:
-    graph = Graph.from_pyg(small())
-    data = PartitionedDataModule(graph)  # the papers alone have labels
+    graph = lgd.Graph.from_pyg(small())
+    data = lgd.PartitionedDataModule(graph)  # the papers alone have labels
     assert next(iter(data.train_dataloader())).seed_type == "paper" and data.num_nodes == 12
     graph.save(tmp_path / "graph")
-    chosen = Graph.open(tmp_path / "graph").with_seeds("author")
-    for data in (PartitionedDataModule(chosen), PartitionedDataModule(tmp_path / "graph", task="author")):
+    chosen = lgd.Graph.open(tmp_path / "graph").with_seeds("author")
+    for data in (lgd.PartitionedDataModule(chosen), lgd.PartitionedDataModule(tmp_path / "graph", task="author")):
         batch = next(iter(data.train_dataloader()))
         assert batch.seed_type == "author" and batch.batch_size == 2 and "y" not in batch["paper"]
     with pytest.raises(ValueError, match=r"task \('author'\) is for a graph with types, and this one has none"):
-        PartitionedDataModule(communities(60, 2), task="author")
+        lgd.PartitionedDataModule(lgd.communities(60, 2), task="author")
     assert pickle.loads(pickle.dumps(chosen)).split("train").equal(chosen.split("train"))
 
 
@@ -194,23 +175,27 @@ def unmarked() -> Any:
     return data
 
 
-LADIES = LadiesSampler([8, 8])
+LADIES = lgd.LadiesSampler([8, 8])
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "two types of seeds": (two_types, {}, r"2 node types have a train_mask .* graph\.with_seeds\('paper'\)"),
     "no seeds": (unmarked, {}, "No node type has a train_mask: set data"),
-    "ladies for corrections": (small, {"global_batching": GlobalBatching(sampler=LADIES)}, "LadiesSampler draws"),
-    "weights": (small, {"sampler": NeighborSampler([2, 2], weight="w")}, "weight .'w'. draws from graphs without"),
-    "types that are not there": (small, {"sampler": NeighborSampler({("a", "b", "c"): [2]})}, "names the edge type"),
+    "ladies for corrections": (small, {"global_batching": lgd.GlobalBatching(sampler=LADIES)}, "LadiesSampler draws"),
+    "weights": (small, {"sampler": lgd.NeighborSampler([2, 2], weight="w")}, "weight .'w'. draws from graphs without"),
+    "types that are not there": (
+        small,
+        {"sampler": lgd.NeighborSampler({("a", "b", "c"): [2]})},
+        "names the edge type",
+    ),
     "evaluation of others": (
         small,
-        {"evaluation": Evaluation(sampler=NeighborSampler({("paper", "cites", "paper"): [2, 2]}))},
+        {"evaluation": lgd.Evaluation(sampler=lgd.NeighborSampler({("paper", "cites", "paper"): [2, 2]}))},
         "no numbers for the edge type",
     ),
-    "device": (small, {"loading": Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
-    "a small halo": (small, {"boundary": Halo(bytes=1)}, "has no room for a single node"),
+    "device": (small, {"loading": lgd.Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
+    "a small halo": (small, {"boundary": lgd.Halo(bytes=1)}, "has no room for a single node"),
     "seeds of the halo": (
         small,
-        {"boundary": Halo(2, seed_hops=1)},
+        {"boundary": lgd.Halo(2, seed_hops=1)},
         "is for graphs without types: leave seed_hops out",
     ),
 }
@@ -220,22 +205,22 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 def test_what_does_not_take_types_is_refused(case: str) -> None:
     make, options, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
-        PartitionedDataModule(make(), **options)
+        lgd.PartitionedDataModule(make(), **options)
 
 
 def test_bad_labels_are_refused() -> None:
-    graph = Graph.from_pyg(small())
+    graph = lgd.Graph.from_pyg(small())
     graph.types.node_arrays["paper"]["y"][4] = -3
     with pytest.raises(ValueError, match=r"y of node 4 is -3, and classes are counted from 0 .* but train_mask marks"):
-        next(iter(PartitionedDataModule(graph).train_dataloader()))
+        next(iter(lgd.PartitionedDataModule(graph).train_dataloader()))
 
 
 def test_bad_values_are_refused_before_the_first_step() -> None:
     data = small()
     data["paper"].x = torch.full((12, 5), float("nan"))
-    graph = Graph.from_pyg(data, check_features=False).with_seeds("paper")
+    graph = lgd.Graph.from_pyg(data, check_features=False).with_seeds("paper")
     with pytest.raises(ValueError, match="x of node 0 of type 'paper' is NaN or infinite"):
-        next(iter(PartitionedDataModule(graph).train_dataloader()))
+        next(iter(lgd.PartitionedDataModule(graph).train_dataloader()))
 
 
 def test_labels_of_all_nodes_are_explained() -> None:
@@ -250,11 +235,11 @@ def test_labels_of_all_nodes_are_explained() -> None:
 
 def test_other_refusals() -> None:
     with pytest.raises(ValueError, match=r"with_seeds\('paper'\) is for a graph with types, and this one has none"):
-        Graph(torch.tensor([0, 0]), torch.empty(0, dtype=torch.int64)).with_seeds("paper")
+        lgd.Graph(torch.tensor([0, 0]), torch.empty(0, dtype=torch.int64)).with_seeds("paper")
     with pytest.raises(ValueError, match=r"node_type must be one of \['paper', 'author', 'venue'\], got 'word'"):
-        Graph.from_pyg(small()).with_seeds("word")
+        lgd.Graph.from_pyg(small()).with_seeds("word")
     with pytest.raises(ValueError, match=r"The node type 'venue' has no train_mask: set data\['venue'\]\.train_mask"):
-        next(iter(PartitionedDataModule(Graph.from_pyg(small()).with_seeds("venue")).train_dataloader()))
+        next(iter(lgd.PartitionedDataModule(lgd.Graph.from_pyg(small()).with_seeds("venue")).train_dataloader()))
 
 
 # Splits of one edge type: nothing shows a held edge, nothing false is true, other types stay, saved ones are equal.
@@ -267,8 +252,8 @@ Pairs = set[tuple[int, int]]
 
 
 @cache
-def graph() -> Graph:
-    return citations(200, 2)
+def graph() -> lgd.Graph:
+    return lgd.citations(200, 2)
 
 
 def pairs(edges: Tensor) -> Pairs:
@@ -292,7 +277,7 @@ def renamed(name: str, **more: Any) -> HeteroData:
 
 
 def test_what_is_held_is_nowhere_to_be_seen_and_the_rest_stays() -> None:
-    whole, split = graph().to_pyg(), split_edges(graph(), 0.1, 0.2, negatives=7, edge_type=WRITES)
+    whole, split = graph().to_pyg(), lgd.split_edges(graph(), 0.1, 0.2, negatives=7, edge_type=WRITES)
     rest = split.graph.to_pyg()
     held = {name: pairs(edges) for name, edges in split.edges.items()}
     every, kept = pairs(whole[WRITES].edge_index), pairs(rest[WRITES].edge_index)
@@ -315,12 +300,12 @@ def test_what_is_held_is_nowhere_to_be_seen_and_the_rest_stays() -> None:
 
 
 def test_edges_of_one_type_of_nodes_go_alone_or_in_both_directions() -> None:
-    split = split_edges(graph(), 0.1, 0.1, negatives=3, edge_type=CITES)
+    split = lgd.split_edges(graph(), 0.1, 0.1, negatives=3, edge_type=CITES)
     assert (split.reverse, split.undirected) == (None, False)
     data = graph().to_pyg()
     data[CITES].edge_index = torch.cat([data[CITES].edge_index, data[CITES].edge_index.flip(0)], 1)
     del data[CITES].time
-    split = split_edges(Graph.from_pyg(data), 0.1, 0.1, negatives=3, edge_type=CITES)
+    split = lgd.split_edges(lgd.Graph.from_pyg(data), 0.1, 0.1, negatives=3, edge_type=CITES)
     kept = pairs(split.graph.to_pyg()[CITES].edge_index)
     assert split.undirected and split.reverse is None and turned(kept) == kept
     for edges in split.edges.values():
@@ -335,7 +320,7 @@ def test_copies_go_together_and_other_types_do_not_make_false_what_is_false() ->
     data["a"].num_nodes, data["b"].num_nodes = 4, 6
     data["a", "to", "b"].edge_index = torch.tensor([[0, 0, 1, 2, 3, 3], [0, 0, 1, 2, 3, 3]])
     data["a", "near", "b"].edge_index = torch.cartesian_prod(torch.arange(4), torch.arange(6)).T
-    split = split_edges(Graph.from_pyg(data), 0.25, 0.25, negatives=5, edge_type=("a", "to", "b"))
+    split = lgd.split_edges(lgd.Graph.from_pyg(data), 0.25, 0.25, negatives=5, edge_type=("a", "to", "b"))
     kept = pairs(split.graph.to_pyg()["a", "to", "b"].edge_index)
     assert len(kept) == 2 and not kept & (pairs(split.edges["val"]) | pairs(split.edges["test"]))
     for name, edges in split.edges.items():  # all other nodes are false, though they are near
@@ -344,60 +329,62 @@ def test_copies_go_together_and_other_types_do_not_make_false_what_is_false() ->
 
 
 def test_a_reverse_is_found_by_its_links() -> None:
-    split = split_edges(Graph.from_pyg(renamed("by")), negatives=2, edge_type=WRITES)
+    split = lgd.split_edges(lgd.Graph.from_pyg(renamed("by")), negatives=2, edge_type=WRITES)
     assert split.reverse == ("paper", "by", "author")
     kept = pairs(split.graph.to_pyg()[WRITES].edge_index)
     assert pairs(split.graph.to_pyg()["paper", "by", "author"].edge_index) == turned(kept)
-    back = split_edges(Graph.from_pyg(renamed("by")), negatives=2, edge_type=("paper", "by", "author"))
+    back = lgd.split_edges(lgd.Graph.from_pyg(renamed("by")), negatives=2, edge_type=("paper", "by", "author"))
     assert back.reverse == WRITES
-    assert split_edges(graph(), negatives=2, edge_type=BACK).reverse == WRITES
+    assert lgd.split_edges(graph(), negatives=2, edge_type=BACK).reverse == WRITES
     some, read_by = renamed("read_by"), ("paper", "read_by", "author")
     of_all = some[read_by].edge_index
     some[read_by].edge_index = of_all[:, of_all.shape[1] // 2 + 9 :]  # fewer than half, so these are others
-    assert split_edges(Graph.from_pyg(some), negatives=2, edge_type=WRITES).reverse is None
+    assert lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES).reverse is None
     some[read_by].edge_index = of_all[:, 5:]
     with pytest.raises(ValueError, match=r"'read_by', .* has \d+ of the \d+ links of .* reverse=None says"):
-        split_edges(Graph.from_pyg(some), negatives=2, edge_type=WRITES)
-    assert split_edges(Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=read_by).reverse == read_by
-    assert split_edges(Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=None).reverse is None
-    two = Graph.from_pyg(renamed("by", of=graph().to_pyg()[BACK].edge_index))
+        lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES)
+    assert lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=read_by).reverse == read_by
+    assert lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=None).reverse is None
+    two = lgd.Graph.from_pyg(renamed("by", of=graph().to_pyg()[BACK].edge_index))
     with pytest.raises(ValueError, match=r"\('paper', 'by', 'author'\), \('paper', 'of', 'author'\).* turned round"):
-        split_edges(two, negatives=2, edge_type=WRITES)
-    assert split_edges(two, negatives=2, edge_type=WRITES, reverse=("paper", "of", "author")).reverse
-    assert split_edges(two, negatives=2, edge_type=WRITES, reverse=None).reverse is None
+        lgd.split_edges(two, negatives=2, edge_type=WRITES)
+    assert lgd.split_edges(two, negatives=2, edge_type=WRITES, reverse=("paper", "of", "author")).reverse
+    assert lgd.split_edges(two, negatives=2, edge_type=WRITES, reverse=None).reverse is None
 
 
 @pytest.mark.parametrize("kind", [WRITES, CITES], ids=lambda kind: kind[1])
 def test_a_saved_split_is_the_same(kind: EdgeType, tmp_path: Path) -> None:
-    split = split_edges(graph(), 0.1, 0.0, negatives=5, edge_type=kind)
+    split = lgd.split_edges(graph(), 0.1, 0.0, negatives=5, edge_type=kind)
     split.save(tmp_path / "split")
-    opened = LinkSplit.open(tmp_path / "split")
+    opened = lgd.LinkSplit.open(tmp_path / "split")
     assert (opened.edge_type, opened.reverse, opened.undirected) == (kind, split.reverse, split.undirected)
-    assert opened.fingerprint == split.fingerprint != split_edges(graph(), 0.1, 0.0, 1, edge_type=kind).fingerprint
+    assert opened.fingerprint == split.fingerprint != lgd.split_edges(graph(), 0.1, 0.0, 1, edge_type=kind).fingerprint
     assert opened.edges["val"].equal(split.edges["val"]) and opened.negatives["val"].equal(split.negatives["val"])
     assert repr(opened) == f"LinkSplit({opened.graph}, {kind}, val={split.edges['val'].shape[1]})"
-    assert have_names(Graph.open(tmp_path / "split").types)
+    assert have_names(lgd.Graph.open(tmp_path / "split").types)
     np.save(tmp_path / "split" / "links" / "edge_types.npy", np.array([99, -1]))
     with pytest.raises(ValueError, match="edge_types"):
-        LinkSplit.open(tmp_path / "split")
+        lgd.LinkSplit.open(tmp_path / "split")
 
 
 def test_a_split_of_ones_own_is_looked_at_in_both_types() -> None:
-    split = split_edges(graph(), 0.1, 0.0, negatives=3, edge_type=WRITES)
-    own = LinkSplit(split.graph, split.edges, split.negatives, edge_type=WRITES)
+    split = lgd.split_edges(graph(), 0.1, 0.0, negatives=3, edge_type=WRITES)
+    own = lgd.LinkSplit(split.graph, split.edges, split.negatives, edge_type=WRITES)
     assert own.fingerprint == split.fingerprint
-    by_name = split_edges(graph(), 0.1, 0.0, negatives=3, edge_type=WRITES, reverse=None).graph
-    by_links = split_edges(Graph.from_pyg(renamed("by")), 0.1, 0.0, negatives=3, edge_type=WRITES, reverse=None).graph
+    by_name = lgd.split_edges(graph(), 0.1, 0.0, negatives=3, edge_type=WRITES, reverse=None).graph
+    by_links = lgd.split_edges(
+        lgd.Graph.from_pyg(renamed("by")), 0.1, 0.0, negatives=3, edge_type=WRITES, reverse=None
+    ).graph
     for careless in (by_name, by_links):
         with pytest.raises(ValueError, match=r"val: \d+ of \d+ edges are among the graph's .*asked for what it was"):
-            LinkSplit(careless, split.edges, split.negatives, edge_type=WRITES)
+            lgd.LinkSplit(careless, split.edges, split.negatives, edge_type=WRITES)
     edges, false = torch.tensor([[99], [0]]), torch.tensor([[199]])
-    LinkSplit(split.graph, {"val": edges}, {"val": false}, edge_type=WRITES)
+    lgd.LinkSplit(split.graph, {"val": edges}, {"val": false}, edge_type=WRITES)
     for odd in (edges + torch.tensor([[1], [0]]), edges + torch.tensor([[0], [200]])):
         with pytest.raises(ValueError, match=r"val: edges and negatives hold node ids, integers in \[0, \d+00\)"):
-            LinkSplit(split.graph, {"val": odd}, {"val": false}, edge_type=WRITES)
+            lgd.LinkSplit(split.graph, {"val": odd}, {"val": false}, edge_type=WRITES)
     with pytest.raises(ValueError, match=r"\['paper/train_mask', .*which split nodes"):
-        LinkSplit(graph(), {}, {}, edge_type=WRITES)
+        lgd.LinkSplit(graph(), {}, {}, edge_type=WRITES)
 
 
 REFUSED_SPLITS: dict[str, tuple[dict[str, Any], str]] = {
@@ -416,11 +403,11 @@ REFUSED_SPLITS: dict[str, tuple[dict[str, Any], str]] = {
 def test_useless_arguments_are_refused(case: str) -> None:
     options, message = REFUSED_SPLITS[case]
     with pytest.raises(ValueError, match=message):
-        split_edges(graph(), **options)
+        lgd.split_edges(graph(), **options)
 
 
 def test_a_graph_without_types_has_no_edge_types() -> None:
-    plain = communities(100, 2, num_features=1)
+    plain = lgd.communities(100, 2, num_features=1)
     for option in ({"edge_type": WRITES}, {"reverse": WRITES}):
         with pytest.raises(ValueError, match=r"is for a graph with types, and this one has none"):
-            split_edges(plain, **option)  # type: ignore[arg-type]
+            lgd.split_edges(plain, **option)  # type: ignore[arg-type]

@@ -9,17 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Evaluation,
-    EverySteps,
-    Graph,
-    GrappaStrategy,
-    Launch,
-    LLCGStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, plain_ddp
@@ -33,18 +23,18 @@ Found = list[tuple[float, dict[int, Tensor], set[str]]]
 
 
 def data_module(where: str | None, kind: str, num_layers: int) -> Any:
-    options: dict[str, Any] = {"sampler": NeighborSampler([3] * num_layers), "batch_size": 7}
+    options: dict[str, Any] = {"sampler": lgd.NeighborSampler([3] * num_layers), "batch_size": 7}
     if kind == "shards":
-        return PartitionedDataModule(where, **options)
-    graph = graph_of(uneven_data()) if kind == "RAM" else Graph.open(where)
-    return PartitionedDataModule(graph, partitioner=RandomPartitioner(), **options)
+        return lgd.PartitionedDataModule(where, **options)
+    graph = graph_of(uneven_data()) if kind == "RAM" else lgd.Graph.open(where)
+    return lgd.PartitionedDataModule(graph, partitioner=lgd.RandomPartitioner(), **options)
 
 
 def evaluate(rank: int, world_size: int, where: str, kind: str, cases: list[tuple[str, int]]) -> Found:
     found = []
     for name, num_layers in cases:
         module = model(name, num_layers)
-        strategy = GrappaStrategy(**PATIENCE) if world_size > 1 else "auto"
+        strategy = lgd.GrappaStrategy(**PATIENCE) if world_size > 1 else "auto"
         (metrics,) = trainer(world_size, strategy).test(module, data_module(where, kind, num_layers), verbose=False)
         found.append((metrics["accuracy"], module.rows, module.kinds))
     return found
@@ -88,12 +78,14 @@ def test_rows_of_a_graph_in_files(world_size: int, tmp_path: Path) -> None:
     check(cases, run_ranks(evaluate, world_size, str(tmp_path / "graph"), "files", cases))
 
 
-LONG: dict[str, Any] = {"launch": Launch(timeout=timedelta(minutes=10))}  # who waits so long does not finish in time
+LONG: dict[str, Any] = {
+    "launch": lgd.Launch(timeout=timedelta(minutes=10))
+}  # who waits so long does not finish in time
 
 
-def data_of(data: Any = DATA, **options: Any) -> PartitionedDataModule:
-    options = {"partitioner": RandomPartitioner(), "evaluation": Evaluation(batch_size=2)} | options
-    return PartitionedDataModule(graph_of(data), sampler=NeighborSampler([3, 3]), batch_size=7, **options)
+def data_of(data: Any = DATA, **options: Any) -> lgd.PartitionedDataModule:
+    options = {"partitioner": lgd.RandomPartitioner(), "evaluation": lgd.Evaluation(batch_size=2)} | options
+    return lgd.PartitionedDataModule(graph_of(data), sampler=lgd.NeighborSampler([3, 3]), batch_size=7, **options)
 
 
 class WatchMetrics(Watch):
@@ -116,10 +108,10 @@ class WatchMetrics(Watch):
 
 def fits(rank: int, world_size: int, made: Any) -> list[Any]:
     found = []
-    for strategy in (LLCGStrategy(EverySteps(3), **PATIENCE), GrappaStrategy(**PATIENCE)):
+    for strategy in (lgd.LLCGStrategy(lgd.EverySteps(3), **PATIENCE), lgd.GrappaStrategy(**PATIENCE)):
         torch.manual_seed(0)  # weights that are averaged are copied before ranks have made theirs equal
         watch, module = WatchMetrics(), made()
-        average = [Average()] if isinstance(strategy, GrappaStrategy) and isinstance(module, Ready) else []
+        average = [Average()] if isinstance(strategy, lgd.GrappaStrategy) and isinstance(module, Ready) else []
         run = trainer(world_size, copy.deepcopy(strategy), callbacks=[*average, watch], num_sanity_val_steps=1)
         run.fit(module, data_of())
         patched = sorted({name for names in watch.patched for name in names})
@@ -146,7 +138,7 @@ def check_fits(found: list[Any]) -> None:
 def unequal(rank: int, world_size: int) -> list[str]:
     torch.manual_seed(0)
     module, kinds = Sage(2).double(), []
-    run, data = trainer(world_size, GrappaStrategy(**PATIENCE)), data_of()
+    run, data = trainer(world_size, lgd.GrappaStrategy(**PATIENCE)), data_of()
     for mean in (0.0, float(rank), 0.0):  # of a buffer that ranks keep for themselves
 
         def set_mean(mean: float = mean) -> None:
@@ -192,7 +184,7 @@ def never_asked(rank: int, world_size: int) -> list[str]:
             return self.whole(batch.x, batch.edge_index)[: batch.batch_size]
 
     module = Other(2).double()
-    run, data = trainer(world_size, GrappaStrategy(**PATIENCE)), data_of()
+    run, data = trainer(world_size, lgd.GrappaStrategy(**PATIENCE)), data_of()
     run.fit(module, data)
     kinds = sorted(module.kinds)
     expected = whole_rows(module, DATA)
@@ -221,7 +213,7 @@ def breaks(rank: int, world_size: int, where: str) -> None:
                 raise RuntimeError("A step broke.")
             super().test_step(batch)
 
-    trainer(world_size, GrappaStrategy(**LONG)).test(Broken(2).double(), data_of(), verbose=False)
+    trainer(world_size, lgd.GrappaStrategy(**LONG)).test(Broken(2).double(), data_of(), verbose=False)
 
 
 @pytest.mark.slow

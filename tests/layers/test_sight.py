@@ -34,22 +34,14 @@ from torch_geometric.nn import (
 )
 from torch_geometric.utils import degree
 
-from lightning_gnn_dist import (
-    Evaluation,
-    GrappaStrategy,
-    Loading,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.layers.exactness import check_depth, hops_of_evaluation
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.layers.models import NUM_CLASSES, NUM_FEATURES, Judged, graph_of, whole_rows
 from tests.ranks import run_ranks
 
-SAMPLER = NeighborSampler([3, 3])
+SAMPLER = lgd.NeighborSampler([3, 3])
 CHAINS: dict[str, Callable[[], nn.Module]] = {  # made where they are asked for: every rank imports this file
     "SAGE": lambda: nn.ModuleList([SAGEConv(8, 8), SAGEConv(8, 8), SAGEConv(8, 4)]),
     "GAT": lambda: nn.ModuleList([GATConv(8, 4, heads=2), GATConv(8, 4, heads=2), GATConv(8, 3)]),
@@ -93,12 +85,12 @@ class Deep(pl.LightningModule):
 
 def judged(num_layers: int) -> tuple[float, float]:
     """By batches, and by the whole graph at once."""
-    graph = communities(200, 4, num_features=8, seed=1)
+    graph = lgd.communities(200, 4, num_features=8, seed=1)
     options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(accelerator="cpu", devices=1, enable_checkpointing=False, **options)
     module, data = (
         Deep(num_layers),
-        PartitionedDataModule(graph, sampler=SAMPLER, batch_size=5, loading=Loading(num_threads=0)),
+        lgd.PartitionedDataModule(graph, sampler=SAMPLER, batch_size=5, loading=lgd.Loading(num_threads=0)),
     )
     ((figures),) = trainer.test(module, data, verbose=False)
     receivers = torch.repeat_interleave(torch.arange(200), graph.indptr.diff())
@@ -204,11 +196,11 @@ def made(name: str) -> Any:
 
 
 def data_module(name: str, where: str | None = None) -> Any:
-    options: dict[str, Any] = {"sampler": NeighborSampler([3] * EXACT[name][0]), "batch_size": 5}
-    options["evaluation"] = Evaluation(batch_size=5)
+    options: dict[str, Any] = {"sampler": lgd.NeighborSampler([3] * EXACT[name][0]), "batch_size": 5}
+    options["evaluation"] = lgd.Evaluation(batch_size=5)
     if where is not None:
-        return PartitionedDataModule(where, **options)
-    return PartitionedDataModule(graph_of(sparse_data()), partitioner=RandomPartitioner(), **options)
+        return lgd.PartitionedDataModule(where, **options)
+    return lgd.PartitionedDataModule(graph_of(sparse_data()), partitioner=lgd.RandomPartitioner(), **options)
 
 
 def check(name: str, rows: dict[int, Tensor]) -> None:
@@ -234,7 +226,7 @@ def evaluate(rank: int, world_size: int, cases: list[tuple[str, str | None]]) ->
     found = []
     for name, where in cases:
         module = made(name)
-        trainer(world_size, GrappaStrategy(**PATIENCE)).test(module, data_module(name, where), verbose=False)
+        trainer(world_size, lgd.GrappaStrategy(**PATIENCE)).test(module, data_module(name, where), verbose=False)
         found.append(module.rows)
     return found
 
@@ -267,8 +259,8 @@ def test_rows_of_a_typed_graph() -> None:
     data["node"].x, data["node"].y, data["node", "to", "node"].edge_index = plain.x, plain.y, plain.edge_index
     for mask in ("train_mask", "val_mask", "test_mask"):
         data["node"][mask] = plain[mask]
-    batches = PartitionedDataModule(
-        data, sampler=NeighborSampler([3, 3]), batch_size=5, evaluation=Evaluation(batch_size=5)
+    batches = lgd.PartitionedDataModule(
+        data, sampler=lgd.NeighborSampler([3, 3]), batch_size=5, evaluation=lgd.Evaluation(batch_size=5)
     )
     trainer(1).test(module, batches, verbose=False)
     with torch.no_grad():
@@ -363,12 +355,12 @@ class WithoutForward(Judged):
         self.inner(batch.x, batch.edge_index)
 
 
-def graph_data(**options: Any) -> PartitionedDataModule:
-    evaluation = Evaluation(**({"batch_size": 5} | options))
-    return PartitionedDataModule(
+def graph_data(**options: Any) -> lgd.PartitionedDataModule:
+    evaluation = lgd.Evaluation(**({"batch_size": 5} | options))
+    return lgd.PartitionedDataModule(
         graph_of(sparse_data()),
-        partitioner=RandomPartitioner(),
-        sampler=NeighborSampler([3, 3]),
+        partitioner=lgd.RandomPartitioner(),
+        sampler=lgd.NeighborSampler([3, 3]),
         batch_size=50,
         evaluation=evaluation,
     )
@@ -404,7 +396,7 @@ def test_a_prediction_is_told_of_and_one_in_a_batch_of_the_whole_graph_is_not() 
 def test_it_is_switched_off_by_one_word() -> None:
     assert not messages(lambda: trainer(1).test(paired(), graph_data(probe=False), verbose=False))
     with pytest.raises(ValueError, match="probe must be True or False, got 1"):
-        Evaluation(probe=1)  # type: ignore[arg-type]
+        lgd.Evaluation(probe=1)  # type: ignore[arg-type]
 
 
 class Traced(Paired):
@@ -478,11 +470,15 @@ def test_a_fit_looks_once() -> None:
 def on_two_ranks(rank: int, world_size: int, folder: str | None = None) -> list[tuple[int, bool]]:
     found = []
     for module in (paired(), made("SAGE")):
-        sampler, evaluation = NeighborSampler([3, 3]), Evaluation(batch_size=5)
-        data = graph_data() if folder is None else PartitionedDataModule(folder, sampler=sampler, evaluation=evaluation)
+        sampler, evaluation = lgd.NeighborSampler([3, 3]), lgd.Evaluation(batch_size=5)
+        data = (
+            graph_data()
+            if folder is None
+            else lgd.PartitionedDataModule(folder, sampler=sampler, evaluation=evaluation)
+        )
         differ: list[bool] = []
         module.on_test_end = lambda data=data, differ=differ: differ.append(data.exactness.difference is not None)
-        run = trainer(world_size, GrappaStrategy(**PATIENCE))
+        run = trainer(world_size, lgd.GrappaStrategy(**PATIENCE))
         told = messages(lambda module=module, run=run, data=data: run.test(module, data, verbose=False))
         found.append((len(told), *differ))
     return found

@@ -11,15 +11,7 @@ from torch_geometric.data import Data
 from torch_geometric.nn import APPNP, GATConv, GCNConv, GraphConv, JumpingKnowledge, SAGEConv
 from torch_geometric.transforms import GCNNorm
 
-from lightning_gnn_dist import (
-    ClusterSampler,
-    Graph,
-    NeighborSampler,
-    RandomWalkSampler,
-    ShadowSampler,
-    WholePartSampler,
-    through_layers,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.one_hop import one_hop, seen_by_layers
 from lightning_gnn_dist.batches.source import assemble
@@ -28,12 +20,12 @@ from lightning_gnn_dist.sampling.base import Sampler
 
 NUM_NODES, SEEDS = 120, torch.tensor([4, 99, 7, 60, 33, 118])
 EVERY_KIND = [
-    NeighborSampler([3, 4]),
-    NeighborSampler([-1, -1]),
-    ClusterSampler(num_hops=2),
-    RandomWalkSampler(num_hops=2, visits=0),
-    ShadowSampler([3, 2], num_hops=2),
-    WholePartSampler(num_hops=2),
+    lgd.NeighborSampler([3, 4]),
+    lgd.NeighborSampler([-1, -1]),
+    lgd.ClusterSampler(num_hops=2),
+    lgd.RandomWalkSampler(num_hops=2, visits=0),
+    lgd.ShadowSampler([3, 2], num_hops=2),
+    lgd.WholePartSampler(num_hops=2),
 ]
 
 
@@ -47,10 +39,10 @@ def whole_data() -> Data:
 
 
 DATA = whole_data()
-GRAPH = Graph.from_pyg(DATA)
+GRAPH = lgd.Graph.from_pyg(DATA)
 
 
-def batch_of(sampler: Sampler, graph: Graph = GRAPH) -> SampledData:
+def batch_of(sampler: Sampler, graph: lgd.Graph = GRAPH) -> SampledData:
     return assemble(graph, sampler.sample_bulk(graph, [SEEDS], [BatchKey(0, 0, 0)])[0])
 
 
@@ -70,7 +62,7 @@ class ByLayers(torch.nn.Module):
         return conv((batch.x, batch.x[: batch.batch_size]), block.adj)
 
     def forward(self, batch: Data) -> Tensor:
-        return through_layers(self, batch)
+        return lgd.through_layers(self, batch)
 
     def by_hand(self, batch: Any) -> Tensor:
         x = batch.x
@@ -165,23 +157,23 @@ def test_full_neighbourhoods_give_what_the_whole_graph_gives(make: Callable[[], 
     torch.manual_seed(0)
     model = make().eval()
     expected = model.whole(DATA)
-    for sampler in (NeighborSampler([-1, -1]), WholePartSampler(num_hops=2)):
+    for sampler in (lgd.NeighborSampler([-1, -1]), lgd.WholePartSampler(num_hops=2)):
         batch = batch_of(sampler)
-        torch.testing.assert_close(through_layers(model, batch), expected[batch.n_id[:6]], atol=1e-12, rtol=0)
-    torch.testing.assert_close(through_layers(model, DATA), expected, atol=1e-12, rtol=0)
+        torch.testing.assert_close(lgd.through_layers(model, batch), expected[batch.n_id[:6]], atol=1e-12, rtol=0)
+    torch.testing.assert_close(lgd.through_layers(model, DATA), expected, atol=1e-12, rtol=0)
 
 
 def test_a_batch_of_pyg_is_computed_on_all_its_nodes() -> None:
     model = jumping()
-    batch = Data.from_dict(batch_of(NeighborSampler([4, 4])).to_dict())  # as PyG's NeighborLoader yields
-    torch.testing.assert_close(through_layers(model, batch), model.whole(batch)[:6], atol=1e-12, rtol=0)
-    replaced = batch_of(NeighborSampler([3, 3]))
+    batch = Data.from_dict(batch_of(lgd.NeighborSampler([4, 4])).to_dict())  # as PyG's NeighborLoader yields
+    torch.testing.assert_close(lgd.through_layers(model, batch), model.whole(batch)[:6], atol=1e-12, rtol=0)
+    replaced = batch_of(lgd.NeighborSampler([3, 3]))
     replaced.edge_index = replaced.edge_index[:, ::2]
-    torch.testing.assert_close(through_layers(model, replaced), model.whole(replaced)[:6], atol=1e-12, rtol=0)
+    torch.testing.assert_close(lgd.through_layers(model, replaced), model.whole(replaced)[:6], atol=1e-12, rtol=0)
 
 
 def test_a_batch_of_one_hop_has_the_first_rows_of_every_array() -> None:
-    batch = batch_of(NeighborSampler([3, 4]))
+    batch = batch_of(lgd.NeighborSampler([3, 4]))
     batch.edge_index, blocks = batch.edge_index.clone(), batch.blocks  # as a module may that reads both
     batch.blocks = blocks
     inner = batch.blocks[1]
@@ -197,10 +189,10 @@ def test_a_batch_of_one_hop_has_the_first_rows_of_every_array() -> None:
 
 def test_arrays_of_edges_are_told_from_those_of_nodes_where_there_are_as_many() -> None:
     senders = torch.tensor([1, 2, 3, 0])  # a ring: as many edges as nodes
-    graph = Graph.from_edge_index(
+    graph = lgd.Graph.from_edge_index(
         torch.stack([senders, torch.arange(4)]), 4, {"x": torch.eye(4)}, {"w": torch.arange(4.0)}
     )
-    (sample,) = WholePartSampler(num_hops=2).sample_bulk(graph, [torch.tensor([0])], [BatchKey(0, 0, 0)])
+    (sample,) = lgd.WholePartSampler(num_hops=2).sample_bulk(graph, [torch.tensor([0])], [BatchKey(0, 0, 0)])
     batch = assemble(graph, sample)
     view = one_hop(batch, seen_by_layers(batch)[1])
     assert view.w.shape == (1,) and view.x.shape == (2, 4)
@@ -215,16 +207,16 @@ def test_what_cannot_be_computed_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"layers\(\) returns 2 layers, but the batch has blocks for 3\. Give .*\* 2\)"
     ):
-        ByLayers()(batch_of(NeighborSampler([2, 2, 2])))
+        ByLayers()(batch_of(lgd.NeighborSampler([2, 2, 2])))
     with pytest.raises(TypeError, match=r"Layer 1 of layers\(\) returned a tensor of .* a batch of 6 nodes: it must"):
-        Wrong()(batch_of(NeighborSampler([2, 2])))
+        Wrong()(batch_of(lgd.NeighborSampler([2, 2])))
     with pytest.raises(TypeError, match=r"module must have a method layers\(\), got .*\. Define it"):
-        through_layers(torch.nn.Linear(1, 1), DATA)  # type: ignore[arg-type]
+        lgd.through_layers(torch.nn.Linear(1, 1), DATA)  # type: ignore[arg-type]
     normalising = Net([GCNConv(6, 3)], lambda conv: [lambda batch: conv(batch.x, batch.edge_index)], None)
     with pytest.raises(ValueError, match=r"module: GCNConv normalises by the degrees in its batch.*GCNNorm"):
-        through_layers(normalising, batch_of(NeighborSampler([2])))
+        lgd.through_layers(normalising, batch_of(lgd.NeighborSampler([2])))
     with pytest.raises(TypeError, match="batch must be a batch of a loader"):
-        through_layers(ByLayers(), DATA.x)  # type: ignore[arg-type]
+        lgd.through_layers(ByLayers(), DATA.x)  # type: ignore[arg-type]
 
 
 def test_dropout_follows_the_module() -> None:
@@ -232,7 +224,7 @@ def test_dropout_follows_the_module() -> None:
         def layers(self) -> Sequence[Callable[[Any], Tensor]]:
             return [lambda batch: functional.dropout(batch.x, 0.5, self.training), super().layers()[1]]
 
-    model, batch = Dropped(), batch_of(NeighborSampler([3, 4]))
+    model, batch = Dropped(), batch_of(lgd.NeighborSampler([3, 4]))
     model.convs[1] = SAGEConv(6, 3).double()
     assert not model(batch).equal(model(batch))
     assert model.eval()(batch).equal(model(batch))

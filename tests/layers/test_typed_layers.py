@@ -10,15 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Evaluation,
-    Graph,
-    NeighborSampler,
-    PartitionedDataModule,
-    PredictionWriter,
-    WholePartSampler,
-    through_layers,
-)
+import lightning_gnn_dist as lgd
 from tests.data_fitting import trainer
 from tests.layers.typed_model import ByLayers, some_data
 from tests.ranks import RankError, run_ranks
@@ -28,40 +20,42 @@ DATA = some_data()
 EXACT: dict[str, Any] = {"precision": "64-true"}
 
 
-def graph_of(data: Any = DATA) -> Graph:
-    return Graph.from_pyg(data)
+def graph_of(data: Any = DATA) -> lgd.Graph:
+    return lgd.Graph.from_pyg(data)
 
 
 def model(num_layers: int = 2, kind: type[ByLayers] = ByLayers) -> Any:
     return kind(DATA.edge_types, num_layers).eval()
 
 
-@pytest.mark.parametrize("sampler", [NeighborSampler([-1, -1]), NeighborSampler([3, 2]), WholePartSampler(2)], ids=str)
+@pytest.mark.parametrize(
+    "sampler", [lgd.NeighborSampler([-1, -1]), lgd.NeighborSampler([3, 2]), lgd.WholePartSampler(2)], ids=str
+)
 def test_rows_of_a_batch_are_those_of_its_edges(sampler: Any) -> None:
-    data, module = PartitionedDataModule(graph_of(), sampler=sampler, batch_size=40, seed=0), model()
+    data, module = lgd.PartitionedDataModule(graph_of(), sampler=sampler, batch_size=40, seed=0), model()
     data.setup("fit")
     for batch in data.train_dataloader():
         expected = module.whole(batch)["paper"][: batch.batch_size]
         torch.testing.assert_close(module(batch), expected, **CLOSE)
-        if sampler != NeighborSampler([3, 2]):
+        if sampler != lgd.NeighborSampler([3, 2]):
             torch.testing.assert_close(expected, module.whole(DATA)["paper"][batch["paper"].n_id][: len(expected)])
     inner, last = module.called[-2:]
     assert inner["author"] > last["author"] == 0 and last["paper"] <= 40
 
 
 def test_rows_of_a_whole_graph_of_pyg_are_by_type() -> None:
-    found, expected = through_layers(model(), DATA), model().whole(DATA)
+    found, expected = lgd.through_layers(model(), DATA), model().whole(DATA)
     assert found.keys() == expected.keys()
     for kind, rows in expected.items():
         torch.testing.assert_close(found[kind], rows, **CLOSE)
 
 
 def evaluated(rank: int, world_size: int, where: Any, folder: Path) -> tuple[float, list[dict[str, int]]]:
-    data = PartitionedDataModule(where, sampler=NeighborSampler([4, 4]), batch_size=15, seed=0)
+    data = lgd.PartitionedDataModule(where, sampler=lgd.NeighborSampler([4, 4]), batch_size=15, seed=0)
     module, run = model(), trainer(world_size, **EXACT)
     (metrics,) = run.test(module, data, verbose=False)
     called = list(module.called)
-    writer = trainer(world_size, callbacks=[PredictionWriter(folder / "rows.npy", overwrite=True)], **EXACT)
+    writer = trainer(world_size, callbacks=[lgd.PredictionWriter(folder / "rows.npy", overwrite=True)], **EXACT)
     writer.predict(module, data, return_predictions=False)
     return metrics["test_loss"], called
 
@@ -93,8 +87,8 @@ def test_evaluation_batches_may_be_read_all_the_same() -> None:
             torch.testing.assert_close(self.whole(batch)["paper"][: batch.batch_size], first, **CLOSE)
             seen.append(({kind: len(x) for kind, x in kept[0].items()}, batch["author"].num_nodes, batch.blocks))
 
-    data = PartitionedDataModule(graph_of(), sampler=NeighborSampler([2, 2]), batch_size=10, seed=0)
-    data.evaluation = Evaluation(batch_size=10)
+    data = lgd.PartitionedDataModule(graph_of(), sampler=lgd.NeighborSampler([2, 2]), batch_size=10, seed=0)
+    data.evaluation = lgd.Evaluation(batch_size=10)
     trainer(1, **EXACT).test(Reads(DATA.edge_types).eval(), data, verbose=False)
     assert seen and all(sizes["author"] == number and len(blocks) == 2 for sizes, number, blocks in seen)
 
@@ -119,14 +113,14 @@ class Wrong(ByLayers):
     ],
 )
 def test_what_is_no_dict_of_rows_is_refused(returns: Any, message: str) -> None:
-    data = PartitionedDataModule(graph_of(), sampler=NeighborSampler([2, 2]), batch_size=40, seed=0)
+    data = lgd.PartitionedDataModule(graph_of(), sampler=lgd.NeighborSampler([2, 2]), batch_size=40, seed=0)
     data.setup("fit")
     with pytest.raises((TypeError, ValueError), match=message):
         Wrong(returns)(next(iter(data.train_dataloader())))
 
 
 def test_what_a_layer_says_is_not_taken_for_an_error_of_labels() -> None:
-    data = PartitionedDataModule(graph_of(), sampler=NeighborSampler([2, 2]), batch_size=40, seed=0)
+    data = lgd.PartitionedDataModule(graph_of(), sampler=lgd.NeighborSampler([2, 2]), batch_size=40, seed=0)
     run = trainer(1, max_epochs=1, limit_val_batches=0, **EXACT)
     with pytest.raises(TypeError, match=r"^Layer 1 of layers\(\) returned a tensor"):
         run.fit(Wrong({"paper": torch.zeros(3, 2)}), data)
@@ -166,15 +160,15 @@ def test_types_that_the_sampler_leaves_out_are_left_out_of_evaluations(tmp_path:
     data["paper", "cites", "paper"].edge_index = cut
     papers, expected = DATA["paper"], model().whole(data)["paper"].detach()
     loss = F.cross_entropy(expected[papers.test_mask], papers.y[papers.test_mask], reduction="sum")
-    for evaluation in (Evaluation(), Evaluation(batch_size=7)):
-        parts = PartitionedDataModule(graph_of(), sampler=NeighborSampler(left), evaluation=evaluation, seed=0)
+    for evaluation in (lgd.Evaluation(), lgd.Evaluation(batch_size=7)):
+        parts = lgd.PartitionedDataModule(graph_of(), sampler=lgd.NeighborSampler(left), evaluation=evaluation, seed=0)
         (metrics,) = trainer(1, **EXACT).test(model(), parts, verbose=False)
         assert metrics["test_loss"] == pytest.approx(float(loss), rel=1e-6)
 
 
 def judged(rank: int, world_size: int, kind: type[ByLayers], folder: Path) -> None:
-    data = PartitionedDataModule(graph_of(), sampler=NeighborSampler([4, 4]), batch_size=15, seed=0)
-    writer = PredictionWriter(folder / "rows.npy")
+    data = lgd.PartitionedDataModule(graph_of(), sampler=lgd.NeighborSampler([4, 4]), batch_size=15, seed=0)
+    writer = lgd.PredictionWriter(folder / "rows.npy")
     trainer(world_size, callbacks=[writer], **EXACT).predict(model(2, kind), data, return_predictions=False)
 
 

@@ -9,17 +9,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import (
-    Graph,
-    KaMinParPartitioner,
-    MetisPartitioner,
-    Partition,
-    RandomPartitioner,
-    StreamingPartitioner,
-    SuperNodePartitioner,
-    citations,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.partition import kaminpar
 from lightning_gnn_dist.partition.base import Partitioner, part_capacity
@@ -33,7 +23,7 @@ def assignment(*parts: int) -> Tensor:
 
 
 def test_nodes_and_counts() -> None:
-    partition = Partition(assignment(2, 0, 2, 0, 2), num_parts=4)
+    partition = lgd.Partition(assignment(2, 0, 2, 0, 2), num_parts=4)
     assert partition.nodes(2).tolist() == [0, 2, 4]
     assert partition.nodes(1).tolist() == []
     assert partition.counts().tolist() == [2, 0, 3, 0]
@@ -51,12 +41,12 @@ def test_nodes_and_counts() -> None:
 )
 def test_bad_partitions_are_refused(parts: Tensor, num_parts: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Partition(parts, num_parts)
+        lgd.Partition(parts, num_parts)
 
 
 def test_a_report_is_on_the_graph_that_was_partitioned() -> None:
     with pytest.raises(ValueError, match="assigns 3 nodes, but the graph has 4"):
-        Partition(assignment(0, 0, 1), 2).report(path_graph(4))
+        lgd.Partition(assignment(0, 0, 1), 2).report(path_graph(4))
 
 
 def test_capacity_is_in_whole_nodes_and_everything_fits() -> None:
@@ -66,7 +56,7 @@ def test_capacity_is_in_whole_nodes_and_everything_fits() -> None:
 
 def test_nothing_changes_a_partition_that_was_made() -> None:
     assignment = torch.tensor([0, 1, 1], dtype=torch.int32)
-    partition = Partition(assignment, 2)
+    partition = lgd.Partition(assignment, 2)
     assignment[0] = 9
     assert partition.counts().tolist() == [1, 2]
     partition.assignment[0] = 9  # nobody does; loops must not read beyond an array all the same
@@ -79,40 +69,44 @@ def test_nothing_changes_a_partition_that_was_made() -> None:
 
 _OF_KAMINPAR: list[Partitioner] = []
 if kaminpar.is_available():
-    _OF_KAMINPAR = [KaMinParPartitioner(), KaMinParPartitioner("train", imbalance=0.0), KaMinParPartitioner("edges")]
-    _OF_KAMINPAR.append(SuperNodePartitioner(24, KaMinParPartitioner(preset="fast")))
+    _OF_KAMINPAR = [
+        lgd.KaMinParPartitioner(),
+        lgd.KaMinParPartitioner("train", imbalance=0.0),
+        lgd.KaMinParPartitioner("edges"),
+    ]
+    _OF_KAMINPAR.append(lgd.SuperNodePartitioner(24, lgd.KaMinParPartitioner(preset="fast")))
 PARTITIONERS: list[Partitioner] = [
-    RandomPartitioner(),
-    MetisPartitioner(),
-    MetisPartitioner(balance="train"),
-    MetisPartitioner(imbalance=0.0),
+    lgd.RandomPartitioner(),
+    lgd.MetisPartitioner(),
+    lgd.MetisPartitioner(balance="train"),
+    lgd.MetisPartitioner(imbalance=0.0),
     *_OF_KAMINPAR,
-    SuperNodePartitioner(num_supernodes=24),
-    StreamingPartitioner("ldg"),
-    StreamingPartitioner("fennel"),
-    StreamingPartitioner("ldg", slack=1.0, passes=1),
-    StreamingPartitioner("fennel", slack=0.0, passes=2, order="random"),
+    lgd.SuperNodePartitioner(num_supernodes=24),
+    lgd.StreamingPartitioner("ldg"),
+    lgd.StreamingPartitioner("fennel"),
+    lgd.StreamingPartitioner("ldg", slack=1.0, passes=1),
+    lgd.StreamingPartitioner("fennel", slack=0.0, passes=2, order="random"),
 ]
-SEEDED = [p for p in PARTITIONERS if not isinstance(p, StreamingPartitioner) or p.order == "random"]
+SEEDED = [p for p in PARTITIONERS if not isinstance(p, lgd.StreamingPartitioner) or p.order == "random"]
 GRAPHS = {
-    "communities": communities(400, 4, num_features=2, train_share=0.3),
+    "communities": lgd.communities(400, 4, num_features=2, train_share=0.3),
     "directed, self loops, duplicates": random_directed(),
     "communities, self loops, duplicates": messy_community(),
     "path": path_graph(50),
     "directed path": path_graph(50, both_ways=False),
     "isolated nodes": lonely_nodes(),
-    "no edges": Graph(torch.zeros(31, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)),
+    "no edges": lgd.Graph(torch.zeros(31, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)),
 }
 any_partitioner = pytest.mark.parametrize("partitioner", PARTITIONERS, ids=repr)
 
 
-def same(left: Partition, right: Partition) -> bool:
+def same(left: lgd.Partition, right: lgd.Partition) -> bool:
     return torch.equal(left.assignment, right.assignment)
 
 
-def with_train_mask(graph: Graph) -> Graph:
+def with_train_mask(graph: lgd.Graph) -> lgd.Graph:
     train_mask = torch.ones(graph.num_nodes, dtype=torch.bool)
-    return Graph(graph.indptr, graph.indices, {"train_mask": train_mask} | graph.node_arrays)
+    return lgd.Graph(graph.indptr, graph.indices, {"train_mask": train_mask} | graph.node_arrays)
 
 
 @any_partitioner
@@ -141,7 +135,9 @@ def test_another_seed_gives_other_parts(partitioner: Partitioner) -> None:
     assert not same(partitioner(graph, 5, seed=0), partitioner(graph, 5, seed=1))
 
 
-@pytest.mark.parametrize("partitioner", [p for p in PARTITIONERS if not isinstance(p, SuperNodePartitioner)], ids=repr)
+@pytest.mark.parametrize(
+    "partitioner", [p for p in PARTITIONERS if not isinstance(p, lgd.SuperNodePartitioner)], ids=repr
+)
 def test_as_many_parts_as_nodes_and_no_more(partitioner: Partitioner) -> None:
     for num_nodes, both_ways in product([1, 2, 5, 24], [True, False]):
         partition = partitioner(path_graph(num_nodes, both_ways=both_ways), num_nodes, seed=0)
@@ -157,7 +153,7 @@ def test_a_graph_on_disk_is_cut_like_the_same_graph_in_ram(
     graph = GRAPHS["communities"]
     folder = tmp_path_factory.mktemp("graph") / "saved"
     graph.save(folder)
-    assert same(partitioner(graph, 6, seed=0), partitioner(Graph.open(folder), 6, seed=0))
+    assert same(partitioner(graph, 6, seed=0), partitioner(lgd.Graph.open(folder), 6, seed=0))
 
 
 @any_partitioner
@@ -176,7 +172,7 @@ def test_the_graph_is_left_as_it_was_and_rows_may_have_any_order(partitioner: Pa
 @pytest.fixture(scope="module")
 def data() -> HeteroData:
     """Papers and authors to train on, unevenly over the fields; of venues three, fewer than parts."""
-    data = citations(1200, 4).to_pyg()
+    data = lgd.citations(1200, 4).to_pyg()
     assert isinstance(data, HeteroData)
     data["author"].train_mask = data["author"].x[:, 0] > 1
     data["venue"].train_mask = torch.arange(12) < 3
@@ -184,20 +180,22 @@ def data() -> HeteroData:
 
 
 @pytest.mark.parametrize(
-    "partitioner", [RandomPartitioner(), MetisPartitioner(), StreamingPartitioner(), SuperNodePartitioner(20)], ids=str
+    "partitioner",
+    [lgd.RandomPartitioner(), lgd.MetisPartitioner(), lgd.StreamingPartitioner(), lgd.SuperNodePartitioner(20)],
+    ids=str,
 )
 def test_types_change_no_partition(partitioner: Partitioner, data: HeteroData, tmp_path: Path) -> None:
-    graph = Graph.from_pyg(data)
+    graph = lgd.Graph.from_pyg(data)
     at = torch.argsort(torch.arange(graph.num_nodes).repeat_interleave(graph.degrees()) * 2**20 + graph.indices)
-    plain = Graph(graph.indptr, graph.indices[at])  # rows in order of senders alone
+    plain = lgd.Graph(graph.indptr, graph.indices[at])  # rows in order of senders alone
     found = cached_partition(graph, partitioner, 4, 0, tmp_path)
     assert torch.equal(found.assignment, partitioner(plain, 4, 0).assignment)
     assert torch.equal(cached_partition(graph, partitioner, 4, 0, tmp_path).assignment, found.assignment)
 
 
 def test_every_part_has_its_share_of_each_types_training_nodes(data: HeteroData) -> None:
-    graph = Graph.from_pyg(data)
-    report = MetisPartitioner(balance="train")(graph, 4, seed=0).report(graph)
+    graph = lgd.Graph.from_pyg(data)
+    report = lgd.MetisPartitioner(balance="train")(graph, 4, seed=0).report(graph)
     assert report.train_nodes is not None
     assert list(report.train_of_types) == ["paper", "author", "venue"]
     for kind, counts in report.train_of_types.items():
@@ -205,7 +203,7 @@ def test_every_part_has_its_share_of_each_types_training_nodes(data: HeteroData)
         assert int(counts.sum()) == total and counts.max() <= max(-(-total // 4), int(1.03 * total / 4))
     assert torch.equal(sum(report.train_of_types.values()), report.train_nodes)  # type: ignore[arg-type]
     assert report.train_of_types["paper"].min() > 0 and report.nodes.max() <= 1.03 * graph.num_nodes / 4
-    alone = MetisPartitioner()(graph, 4, seed=0).report(graph)
+    alone = lgd.MetisPartitioner()(graph, 4, seed=0).report(graph)
     assert alone.train_of_types["author"].max() > report.train_of_types["author"].max()
     assert "of author" in str(report)
 
@@ -218,8 +216,8 @@ def test_few_training_nodes_of_many_types_reach_every_part() -> None:
     data["t0"].train_mask[:2] = True
     for number in range(6):
         data[f"t{number}", "to", "t0"].edge_index = torch.arange(11).repeat(2, 1)
-    graph = Graph.from_pyg(data)
-    report = MetisPartitioner(balance="train")(graph, 5, seed=0).report(graph)
+    graph = lgd.Graph.from_pyg(data)
+    report = lgd.MetisPartitioner(balance="train")(graph, 5, seed=0).report(graph)
     assert all(2 <= int(counts.min()) <= int(counts.max()) <= 3 for counts in list(report.train_of_types.values())[1:])
     assert report.train_of_types["t0"].max() == 1
 
@@ -230,8 +228,8 @@ def test_many_types_of_training_nodes_may_fill_a_part_beyond_its_share() -> None
         data[f"t{number}"].train_mask = torch.ones(4, dtype=torch.bool)
         edge_index = torch.randint(4, (2, 6), generator=generator)
         data[f"t{number}", "to", f"t{(number + 1) % 6}"].edge_index = edge_index
-    graph = Graph.from_pyg(data)
-    report = MetisPartitioner(balance="train", imbalance=0.0)(graph, 3, seed=0).report(graph)
+    graph = lgd.Graph.from_pyg(data)
+    report = lgd.MetisPartitioner(balance="train", imbalance=0.0)(graph, 3, seed=0).report(graph)
     assert all(counts.max() <= 2 for counts in report.train_of_types.values())
     assert report.nodes.max() > 24 // 3  # where all nodes stay where they are, no node can make room
 
@@ -241,15 +239,15 @@ def test_each_part_has_a_training_node_where_no_type_has_enough() -> None:
     for kind in "abc":
         data[kind].train_mask = torch.arange(8) < 2
     data["a", "to", "b"].edge_index = torch.tensor([[0, 1], [1, 0]])
-    graph = Graph.from_pyg(data)
-    report = MetisPartitioner(balance="train")(graph, 6, seed=0).report(graph)
+    graph = lgd.Graph.from_pyg(data)
+    report = lgd.MetisPartitioner(balance="train")(graph, 6, seed=0).report(graph)
     assert report.train_nodes is not None and report.train_nodes.tolist() == [1] * 6
 
 
 def test_inspect_tells_partitions_of_types(
     data: HeteroData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    Graph.from_pyg(data).save(tmp_path / "graph")
+    lgd.Graph.from_pyg(data).save(tmp_path / "graph")
     main(["inspect", str(tmp_path / "graph"), "--parts", "3", "--balance", "train"])
     said = capsys.readouterr().out
     assert "of paper  of author  of venue" in said and "3 parts: " in said
@@ -264,8 +262,8 @@ def test_every_number(num_parts: int, on_disk: bool, tmp_path: Path) -> None:
     graph = random_directed()
     if on_disk:
         graph.save(tmp_path / "graph")
-        graph = Graph.open(tmp_path / "graph")
-    partition = RandomPartitioner()(graph, num_parts, seed=0)
+        graph = lgd.Graph.open(tmp_path / "graph")
+    partition = lgd.RandomPartitioner()(graph, num_parts, seed=0)
     report = partition.report(graph)
     part = partition.assignment.tolist()
     receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees()).tolist()
@@ -297,8 +295,8 @@ def test_every_number(num_parts: int, on_disk: bool, tmp_path: Path) -> None:
 
 def test_labels_count_on_all_labelled_nodes_without_a_train_mask() -> None:
     y = torch.tensor([0, 0, 1, -1, 1, 1])
-    graph = Graph.from_edge_index(torch.tensor([[0], [1]]), 6, {"y": y})
-    report = Partition(torch.tensor([0, 0, 0, 0, 1, 1], dtype=torch.int32), 2).report(graph)
+    graph = lgd.Graph.from_edge_index(torch.tensor([[0], [1]]), 6, {"y": y})
+    report = lgd.Partition(torch.tensor([0, 0, 0, 0, 1, 1], dtype=torch.int32), 2).report(graph)
     assert report.train_nodes is None
     assert report.label_skew is not None  # whole: 2/5 and 3/5; parts: 2/3 and 1/3, 0 and 1
     assert report.label_skew.tolist() == pytest.approx([4 / 15, 2 / 5])
@@ -312,8 +310,8 @@ def test_labels_of_types_count_one_by_one() -> None:
     data["b"].y, data["b"].train_mask = torch.tensor([0, 0, 1]), torch.tensor([True, False, True])
     data["c"].num_nodes = 2
     data["a", "to", "b"].edge_index = torch.tensor([[0, 3], [1, 2]])
-    graph = Graph.from_pyg(data)
-    halves = Partition(torch.tensor([0, 0, 1, 1, 0, 0, 1, 0, 1], dtype=torch.int32), 2)
+    graph = lgd.Graph.from_pyg(data)
+    halves = lgd.Partition(torch.tensor([0, 0, 1, 1, 0, 0, 1, 0, 1], dtype=torch.int32), 2)
     skew = halves.report(graph).label_skew
     assert skew is not None  # a0, a1, a1, b0, b1: the first half has a0, a1 and b0
     assert skew.tolist() == pytest.approx(
@@ -335,16 +333,16 @@ def test_labels_of_types_count_one_by_one() -> None:
     ids=["no labels", "regression", "many tasks", "all unlabelled", "nobody trains"],
 )
 def test_without_labels_there_is_no_skew(arrays: dict[str, torch.Tensor]) -> None:
-    graph = Graph.from_edge_index(torch.tensor([[0, 3], [1, 4]]), 6, arrays)
-    report = Partition(torch.tensor([0, 0, 0, 1, 1, 1], dtype=torch.int32), 2).report(graph)
+    graph = lgd.Graph.from_edge_index(torch.tensor([[0, 3], [1, 4]]), 6, arrays)
+    report = lgd.Partition(torch.tensor([0, 0, 0, 1, 1, 1], dtype=torch.int32), 2).report(graph)
     assert report.label_skew is None
     assert report.worst_label_skew is None
     assert str(report).endswith("worst label skew -")
 
 
 def test_a_graph_without_edges() -> None:
-    graph = Graph(torch.zeros(4, dtype=torch.int64), torch.zeros(0, dtype=torch.int32))
-    report = Partition(torch.tensor([0, 1, 0], dtype=torch.int32), 2).report(graph)
+    graph = lgd.Graph(torch.zeros(4, dtype=torch.int64), torch.zeros(0, dtype=torch.int32))
+    report = lgd.Partition(torch.tensor([0, 1, 0], dtype=torch.int32), 2).report(graph)
     assert (report.cut_edges, report.cut_ratio) == (0, 0.0)
     assert report.isolated_nodes.tolist() == [0, 0]
 
@@ -352,8 +350,8 @@ def test_a_graph_without_edges() -> None:
 def test_the_table() -> None:
     edges = torch.tensor([[0, 1, 1, 2, 2, 3, 3], [1, 0, 2, 1, 3, 2, 3]])
     arrays = {"y": torch.tensor([0, 0, 1, 1]), "train_mask": torch.tensor([True, True, True, False])}
-    graph = Graph.from_edge_index(edges, 4, arrays)
-    report = Partition(torch.tensor([0, 0, 1, 2], dtype=torch.int32), 3).report(graph)
+    graph = lgd.Graph.from_edge_index(edges, 4, arrays)
+    report = lgd.Partition(torch.tensor([0, 0, 1, 2], dtype=torch.int32), 3).report(graph)
     assert str(report).splitlines() == [
         "part  nodes  training nodes  edges inside  halo nodes  isolated nodes  label skew",
         "   0      2               2             2           1               0       0.333",
@@ -365,14 +363,14 @@ def test_the_table() -> None:
 
 def test_columns_that_cannot_be_known_show_a_dash() -> None:
     indices = torch.tensor([1, 0], dtype=torch.int32)
-    graph = Graph(torch.tensor([0, 1, 2]), indices)
-    lines = str(Partition(torch.tensor([0, 1], dtype=torch.int32), 2).report(graph)).splitlines()
+    graph = lgd.Graph(torch.tensor([0, 1, 2]), indices)
+    lines = str(lgd.Partition(torch.tensor([0, 1], dtype=torch.int32), 2).report(graph)).splitlines()
     assert lines[1].split() == ["0", "1", "-", "0", "1", "1", "-"]
 
 
 def test_a_long_table_is_cut_short() -> None:
     graph = path_graph(MAX_ROWS + 1234)
-    partition = RandomPartitioner()(graph, graph.num_nodes, seed=0)
+    partition = lgd.RandomPartitioner()(graph, graph.num_nodes, seed=0)
     lines = str(partition.report(graph)).splitlines()
     assert len(lines) == MAX_ROWS + 3
     assert lines[-2] == "... and 1,234 more parts"

@@ -13,26 +13,7 @@ import torch
 from lightning.pytorch.strategies import Strategy
 from torch_geometric.data import Data
 
-from lightning_gnn_dist import (
-    EverySteps,
-    Graph,
-    GrappaStrategy,
-    Holding,
-    Isolated,
-    LinkDataModule,
-    LLCGStrategy,
-    LocalSGDStrategy,
-    MetisPartitioner,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    RandomPartitioner,
-    Redeal,
-    StreamingPartitioner,
-    SuperNodePartitioner,
-    communities,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.options import parser
 from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.graph.graph import bytes_of_part
@@ -50,29 +31,29 @@ def without_metis(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_metis_is_the_default() -> None:
-    assert default_partitioner(100, 1 << 40) == MetisPartitioner()
-    assert default_partitioner(100, 1 << 40, look_alike=True) == SuperNodePartitioner()
+    assert default_partitioner(100, 1 << 40) == lgd.MetisPartitioner()
+    assert default_partitioner(100, 1 << 40, look_alike=True) == lgd.SuperNodePartitioner()
 
 
-ALIKE, UNLIKE = SuperNodePartitioner(), MetisPartitioner()
+ALIKE, UNLIKE = lgd.SuperNodePartitioner(), lgd.MetisPartitioner()
 
 
 @pytest.mark.parametrize(
     ("strategy", "options", "expected"),
     [
-        (LocalSGDStrategy(), {}, ALIKE),
-        (LLCGStrategy(EverySteps(4)), {"holding": Holding(extra_nodes=0.1)}, ALIKE),
-        (LLCGStrategy(EverySteps(4)), {"holding": Holding(Redeal(8))}, UNLIKE),
-        (LLCGStrategy(EverySteps(4)), {"partitioner": UNLIKE}, UNLIKE),
-        (GrappaStrategy(), {}, UNLIKE),
+        (lgd.LocalSGDStrategy(), {}, ALIKE),
+        (lgd.LLCGStrategy(lgd.EverySteps(4)), {"holding": lgd.Holding(extra_nodes=0.1)}, ALIKE),
+        (lgd.LLCGStrategy(lgd.EverySteps(4)), {"holding": lgd.Holding(lgd.Redeal(8))}, UNLIKE),
+        (lgd.LLCGStrategy(lgd.EverySteps(4)), {"partitioner": UNLIKE}, UNLIKE),
+        (lgd.GrappaStrategy(), {}, UNLIKE),
     ],
     ids=["averaging", "LLCG", "chunks dealt anew", "named", "gradients"],
 )
 def test_ranks_that_average_models_get_parts_that_look_alike(
     strategy: Strategy, options: dict[str, Any], expected: Partitioner
 ) -> None:
-    graph = communities(400, 4, num_features=4)
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([2]), **options)
+    graph = lgd.communities(400, 4, num_features=4)
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([2]), **options)
     assert data.partitioner == UNLIKE  # before anybody knows the strategy
     data.trainer = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, logger=False)
     assert data.partitioner == expected
@@ -86,14 +67,14 @@ def test_without_metis_another_cuts_and_one_line_of_a_host_says_so(
     local_rank: str, logged: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", local_rank)
-    graph, sampler = communities(60, 2, num_features=4), NeighborSampler([2])
-    links = LinkDataModule(split_edges(graph), sampler=sampler, boundary=Isolated())
-    modules = [PartitionedDataModule(graph, sampler=sampler), links]
-    assert [module.partitioner for module in modules] == [StreamingPartitioner()] * 2
+    graph, sampler = lgd.communities(60, 2, num_features=4), lgd.NeighborSampler([2])
+    links = lgd.LinkDataModule(lgd.split_edges(graph), sampler=sampler, boundary=lgd.Isolated())
+    modules = [lgd.PartitionedDataModule(graph, sampler=sampler), links]
+    assert [module.partitioner for module in modules] == [lgd.StreamingPartitioner()] * 2
     assert modules[0].part(0, 2).num_nodes < 60
     assert not logged  # one process cuts nothing
     alike = [default_partitioner(100, 1 << 40, look_alike=True) for _ in range(2)]
-    assert alike == [SuperNodePartitioner(clusters=StreamingPartitioner())] * 2
+    assert alike == [lgd.SuperNodePartitioner(clusters=lgd.StreamingPartitioner())] * 2
     said = logged
     assert len(said) == (local_rank == "0")
     assert all("METIS is not installed" in line and "lightning-gnn-dist[metis]" in line for line in said)
@@ -103,8 +84,8 @@ def test_without_metis_another_cuts_and_one_line_of_a_host_says_so(
 @pytest.mark.parametrize(
     ("make", "instead"),
     [
-        (MetisPartitioner, "StreamingPartitioner()"),
-        (lambda: SuperNodePartitioner(8), "SuperNodePartitioner(clusters=StreamingPartitioner())"),
+        (lgd.MetisPartitioner, "StreamingPartitioner()"),
+        (lambda: lgd.SuperNodePartitioner(8), "SuperNodePartitioner(clusters=StreamingPartitioner())"),
     ],
     ids=["metis", "super-nodes"],
 )
@@ -115,17 +96,17 @@ def test_who_asks_for_metis_is_told_the_way_out(make: Callable[[], object], inst
 
 def on_the_command_line(*words: str) -> object:
     options: Namespace = parser().parse_args(["divide", "graph", "shards", "--parts=2", *words])
-    return partitioner_of(options.partitioner, options, communities(60, 2, num_features=4))
+    return partitioner_of(options.partitioner, options, lgd.communities(60, 2, num_features=4))
 
 
 def test_commands_cut_by_the_default_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert on_the_command_line("--balance=train") == MetisPartitioner(balance="train")
+    assert on_the_command_line("--balance=train") == lgd.MetisPartitioner(balance="train")
     monkeypatch.setattr(metis, "pymetis", None)
     monkeypatch.setattr(kaminpar, "kaminpar", None)
-    assert on_the_command_line() == StreamingPartitioner()
+    assert on_the_command_line() == lgd.StreamingPartitioner()
     with pytest.raises(ValueError, match="needs METIS"):
         on_the_command_line("--partitioner=metis")
-    streamed = SuperNodePartitioner(20, StreamingPartitioner())
+    streamed = lgd.SuperNodePartitioner(20, lgd.StreamingPartitioner())
     assert on_the_command_line("--partitioner=streaming-supernodes", "--supernodes=20") == streamed
 
 
@@ -142,88 +123,88 @@ def test_the_module_is_imported_without_it(monkeypatch: pytest.MonkeyPatch) -> N
 # What follows from the figures of a partition: the cases that were measured, and memory to the byte.
 
 
-def finding(graph: Graph, partitioner: Any, parts: int = 8) -> list[str]:
+def finding(graph: lgd.Graph, partitioner: Any, parts: int = 8) -> list[str]:
     return advise(graph, partitioner(graph, parts, 0).report(graph))
 
 
 @pytest.mark.parametrize(
     ("name", "partitioner", "differ", "lost"),
     [
-        ("cora.npz", MetisPartitioner(), True, False),
-        ("cora.npz", RandomPartitioner(), False, True),
-        ("cora.npz", SuperNodePartitioner(400), False, False),
-        ("amazon_computers.npz", MetisPartitioner(), True, False),
-        ("amazon_computers.npz", RandomPartitioner(), False, True),
-        ("amazon_computers.npz", SuperNodePartitioner(400), False, False),
-        ("minesweeper.npz", MetisPartitioner(), False, False),
+        ("cora.npz", lgd.MetisPartitioner(), True, False),
+        ("cora.npz", lgd.RandomPartitioner(), False, True),
+        ("cora.npz", lgd.SuperNodePartitioner(400), False, False),
+        ("amazon_computers.npz", lgd.MetisPartitioner(), True, False),
+        ("amazon_computers.npz", lgd.RandomPartitioner(), False, True),
+        ("amazon_computers.npz", lgd.SuperNodePartitioner(400), False, False),
+        ("minesweeper.npz", lgd.MetisPartitioner(), False, False),
     ],
 )
 def test_measured_cases_are_told_apart(
     name: str, partitioner: Any, differ: bool, lost: bool, to_pyg: Callable[..., Data]
 ) -> None:
-    found = finding(Graph.from_pyg(to_pyg(name, split=0)), partitioner)
+    found = finding(lgd.Graph.from_pyg(to_pyg(name, split=0)), partitioner)
     assert ("hold different labels" in found[0], "too many to ignore" in found[1]) == (differ, lost)
 
 
 def test_the_strategy_follows() -> None:
-    two_camps = communities(2000, 2, homophily=1.0)
-    text = "\n".join(finding(two_camps, MetisPartitioner(), 2))
+    two_camps = lgd.communities(2000, 2, homophily=1.0)
+    text = "\n".join(finding(two_camps, lgd.MetisPartitioner(), 2))
     assert "The parts hold different labels" in text
     assert "GrappaStrategy()" in text and "LLCGStrategy(clock), which corrects" in text
-    sparse = communities(2000, mean_degree=2.0)
-    text = "\n".join(finding(sparse, RandomPartitioner(), 4))
+    sparse = lgd.communities(2000, mean_degree=2.0)
+    text = "\n".join(finding(sparse, lgd.RandomPartitioner(), 4))
     assert "The parts look alike" in text
     assert "correction=Correction(0.5" in text and "SuperNodePartitioner()" in text
-    dense = communities(2000, mean_degree=40.0)
-    assert "LocalSGDStrategy(EverySteps(16)) is enough" in "\n".join(finding(dense, RandomPartitioner(), 2))
-    text = "\n".join(finding(dense, RandomPartitioner(), 8))
+    dense = lgd.communities(2000, mean_degree=40.0)
+    assert "LocalSGDStrategy(EverySteps(16)) is enough" in "\n".join(finding(dense, lgd.RandomPartitioner(), 2))
+    text = "\n".join(finding(dense, lgd.RandomPartitioner(), 8))
     assert "is enough" not in text and "misses 87% of the edges" in text and 'boundary="auto"' in text
 
 
 def test_the_fan_out_follows_the_degrees() -> None:
     ring = torch.arange(100_000)
-    graph = Graph.from_edge_index(torch.stack([ring, (ring + 1) % 100_000]), 100_000)
-    halves = Partition((ring >= 50_000).to(torch.int32), 2)
+    graph = lgd.Graph.from_edge_index(torch.stack([ring, (ring + 1) % 100_000]), 100_000)
+    halves = lgd.Partition((ring >= 50_000).to(torch.int32), 2)
     (sentence,) = (s for s in advise(graph, halves.report(graph)) if "seeds" in s)
     assert "keeps 1.0 neighbours in the mean, of which NeighborSampler([15, 10]) draws 1.0" in sentence
     assert "a batch of 1,024 seeds reaches about 6% of a part." in sentence  # 3 * 1024 of 50,000
-    small = communities(500)
-    assert "WholePartSampler(2) spares" in "\n".join(finding(small, RandomPartitioner(), 2))
+    small = lgd.communities(500)
+    assert "WholePartSampler(2) spares" in "\n".join(finding(small, lgd.RandomPartitioner(), 2))
 
 
 def test_chance_is_not_taken_for_a_difference() -> None:
-    graph = communities(4000, train_share=0.02)  # ten training nodes a part
-    report = RandomPartitioner()(graph, 8, 0).report(graph)
+    graph = lgd.communities(4000, train_share=0.02)  # ten training nodes a part
+    report = lgd.RandomPartitioner()(graph, 8, 0).report(graph)
     excess = beyond_chance(graph, report.label_skew, report.train_nodes, report.nodes)
     assert report.worst_label_skew is not None and report.worst_label_skew > 0.3
     assert excess is not None and abs(excess) < 0.1
 
 
 def test_what_is_missing_is_said() -> None:
-    bare = Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4)
-    text = "\n".join(finding(bare, RandomPartitioner(), 2))
+    bare = lgd.Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 3]]), 4)
+    text = "\n".join(finding(bare, lgd.RandomPartitioner(), 2))
     assert "Without labels" in text and "There is no train_mask" in text
-    graph = communities(2000)
-    bare = Graph(graph.indptr, graph.indices, {})
-    text = "\n".join(finding(bare, MetisPartitioner(), 2))
+    graph = lgd.communities(2000)
+    bare = lgd.Graph(graph.indptr, graph.indices, {})
+    text = "\n".join(finding(bare, lgd.MetisPartitioner(), 2))
     assert "Without labels" in text and "GrappaStrategy() loses nothing where parts differ" in text  # it is not known
 
 
 def test_training_nodes_in_one_part_are_seen() -> None:
-    graph = communities(1000)
+    graph = lgd.communities(1000)
     first = graph.split("train")[0]
     assignment = torch.ones(1000, dtype=torch.int32)
     assignment[:first] = 0  # no training node is there
-    assert "Part 0 has no training node" in advise(graph, Partition(assignment, 2).report(graph))[-1]
+    assert "Part 0 has no training node" in advise(graph, lgd.Partition(assignment, 2).report(graph))[-1]
     assignment[: first + 1] = 0
-    assert "times the mean" in advise(graph, Partition(assignment, 2).report(graph))[-1]
+    assert "times the mean" in advise(graph, lgd.Partition(assignment, 2).report(graph))[-1]
 
 
 def test_memory_is_that_of_the_part() -> None:
-    graph = communities(1000)
-    graph = Graph(graph.indptr, graph.indices, graph.node_arrays, {"edge_weight": torch.rand(graph.num_edges)})
-    partition = MetisPartitioner()(graph, 3, 0)
+    graph = lgd.communities(1000)
+    graph = lgd.Graph(graph.indptr, graph.indices, graph.node_arrays, {"edge_weight": torch.rand(graph.num_edges)})
+    partition = lgd.MetisPartitioner()(graph, 3, 0)
     report = partition.report(graph)
     ram = bytes_of_part(graph, report.nodes, report.inside_edges)
-    data = PartitionedDataModule(graph, partitioner=partition, boundary=Isolated())
+    data = lgd.PartitionedDataModule(graph, partitioner=partition, boundary=lgd.Isolated())
     assert ram.tolist() == [data.part(rank, 3).num_bytes for rank in range(3)]

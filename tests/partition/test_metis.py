@@ -13,15 +13,7 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-from lightning_gnn_dist import (
-    Graph,
-    KaMinParPartitioner,
-    MetisPartitioner,
-    PartitionedDataModule,
-    RandomPartitioner,
-    StreamingPartitioner,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.partition import default, kaminpar, metis
 from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.kaminpar import _file
@@ -29,31 +21,33 @@ from lightning_gnn_dist.partition.multilevel import refuse_beyond, undirected
 from lightning_gnn_dist.partition.random import deal
 from tests.partition.graphs import lonely_nodes, messy_community, path_graph, random_directed
 
-GRAPH = communities(4000, 8, num_features=2, train_share=0.2, homophily=0.9)
+GRAPH = lgd.communities(4000, 8, num_features=2, train_share=0.2, homophily=0.9)
 
 
-def uneven(graph: Graph, share: float) -> Graph:
+def uneven(graph: lgd.Graph, share: float) -> lgd.Graph:
     """The same edges, but only the first nodes of every community are trained on."""
     y = graph.node_arrays["y"]
     train_mask = torch.zeros(graph.num_nodes, dtype=torch.bool)
     for label in (0, 1):
         members = (y == label).nonzero().view(-1)
         train_mask[members[: int(share * members.numel())]] = True
-    return Graph(graph.indptr, graph.indices, {"y": y, "train_mask": train_mask})
+    return lgd.Graph(graph.indptr, graph.indices, {"y": y, "train_mask": train_mask})
 
 
 @pytest.mark.parametrize("graph", [GRAPH, random_directed(400, 2000), path_graph(301), lonely_nodes(400)])
-def test_no_part_exceeds_its_bound(graph: Graph) -> None:
+def test_no_part_exceeds_its_bound(graph: lgd.Graph) -> None:
     for num_parts, imbalance in product([2, 8, 30, 300], [0.0, 0.03, 0.3]):
         average = graph.num_nodes / num_parts
-        counts = MetisPartitioner(imbalance=imbalance)(graph, num_parts, seed=0).counts()
+        counts = lgd.MetisPartitioner(imbalance=imbalance)(graph, num_parts, seed=0).counts()
         assert counts.max() <= max(ceil(average), (1 + imbalance) * average)
 
 
 @pytest.mark.parametrize("num_parts", [2, 8, 32])
-@pytest.mark.parametrize("graph", [GRAPH, uneven(GRAPH, 1.0), uneven(GRAPH, 0.1), communities(64, 4, train_share=0.6)])
-def test_training_nodes_and_nodes_are_balanced_together(graph: Graph, num_parts: int) -> None:
-    report = MetisPartitioner(balance="train")(graph, num_parts, seed=0).report(graph)
+@pytest.mark.parametrize(
+    "graph", [GRAPH, uneven(GRAPH, 1.0), uneven(GRAPH, 0.1), lgd.communities(64, 4, train_share=0.6)]
+)
+def test_training_nodes_and_nodes_are_balanced_together(graph: lgd.Graph, num_parts: int) -> None:
+    report = lgd.MetisPartitioner(balance="train")(graph, num_parts, seed=0).report(graph)
     train_nodes = report.train_nodes
     assert train_nodes is not None
     for counts in (train_nodes, report.nodes):
@@ -64,22 +58,22 @@ def test_training_nodes_and_nodes_are_balanced_together(graph: Graph, num_parts:
 
 def test_balanced_training_nodes_still_cut_far_fewer_edges_than_random() -> None:
     graph = uneven(GRAPH, 0.5)
-    plain, balanced = (MetisPartitioner(balance)(graph, 8, seed=0) for balance in ("nodes", "train"))
+    plain, balanced = (lgd.MetisPartitioner(balance)(graph, 8, seed=0) for balance in ("nodes", "train"))
     assert 0 in plain.report(graph).train_nodes.tolist()  # type: ignore[union-attr]
     assert balanced.report(graph).cut_ratio < 0.6
 
 
 def test_too_few_training_nodes_are_refused() -> None:
-    graph = Graph.from_edge_index(torch.tensor([[0], [1]]), 6, {"train_mask": torch.arange(6) < 3})
+    graph = lgd.Graph.from_edge_index(torch.tensor([[0], [1]]), 6, {"train_mask": torch.arange(6) < 3})
     with pytest.raises(ValueError, match=r"num_parts \(4\) must not exceed the training nodes \(3\)"):
-        MetisPartitioner(balance="train")(graph, 4, seed=0)
-    assert MetisPartitioner(balance="train")(graph, 3, seed=0).report(graph).train_nodes is not None
+        lgd.MetisPartitioner(balance="train")(graph, 4, seed=0)
+    assert lgd.MetisPartitioner(balance="train")(graph, 3, seed=0).report(graph).train_nodes is not None
 
 
 def test_balancing_training_nodes_needs_a_mask() -> None:
-    graph = Graph.from_edge_index(torch.tensor([[0], [1]]), 6)
+    graph = lgd.Graph.from_edge_index(torch.tensor([[0], [1]]), 6)
     with pytest.raises(ValueError, match="no train_mask"):
-        MetisPartitioner(balance="train")(graph, 2, seed=0)
+        lgd.MetisPartitioner(balance="train")(graph, 2, seed=0)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +87,7 @@ def test_balancing_training_nodes_needs_a_mask() -> None:
     ],
     ids=["directed", "messy", "directed path", "isolated nodes", "rows out of order"],
 )
-def test_metis_sees_every_edge_both_ways_and_once(graph: Graph) -> None:
+def test_metis_sees_every_edge_both_ways_and_once(graph: lgd.Graph) -> None:
     start, neighbors = undirected(graph, lambda start: np.empty(start[-1], np.int64))
     receivers = np.repeat(np.arange(graph.num_nodes), graph.degrees().numpy())
     expected = {(u, v) for u, v in zip(graph.indices.tolist(), receivers.tolist(), strict=True) if u != v}
@@ -111,15 +105,15 @@ def test_what_metis_cannot_count_is_refused() -> None:
 
 
 def test_metis_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
-    MetisPartitioner()(path_graph(20), 19, seed=0)
+    lgd.MetisPartitioner()(path_graph(20), 19, seed=0)
     assert capfd.readouterr() == ("", "")
 
 
 def test_cora(to_pyg: Callable[..., Data]) -> None:
-    graph = Graph.from_pyg(to_pyg("cora.npz"))
-    assert MetisPartitioner()(graph, 8, seed=0).report(graph).cut_ratio < 0.2
-    assert MetisPartitioner(balance="train")(graph, 8, seed=0).report(graph).cut_ratio < 0.2
-    assert RandomPartitioner()(graph, 8, seed=0).report(graph).cut_ratio == pytest.approx(7 / 8, abs=0.02)
+    graph = lgd.Graph.from_pyg(to_pyg("cora.npz"))
+    assert lgd.MetisPartitioner()(graph, 8, seed=0).report(graph).cut_ratio < 0.2
+    assert lgd.MetisPartitioner(balance="train")(graph, 8, seed=0).report(graph).cut_ratio < 0.2
+    assert lgd.RandomPartitioner()(graph, 8, seed=0).report(graph).cut_ratio == pytest.approx(7 / 8, abs=0.02)
 
 
 # KaMinPar: what its file holds, what it evens out, and what is said where it is not installed or has no room.
@@ -154,10 +148,10 @@ def test_the_file_holds_every_edge_both_ways_once(with_weights: bool, tmp_path: 
 
 @needs_it
 def test_it_cuts_fewer_edges_and_evens_out_what_it_is_told() -> None:
-    graph = communities(3000, 4, num_features=2, homophily=0.9)
-    cut = {name: KaMinParPartitioner(balance=name)(graph, 6, 0) for name in ("nodes", "edges")}
+    graph = lgd.communities(3000, 4, num_features=2, homophily=0.9)
+    cut = {name: lgd.KaMinParPartitioner(balance=name)(graph, 6, 0) for name in ("nodes", "edges")}
     at_random, streamed = (
-        each(graph, 6, 0).report(graph).cut_ratio for each in (RandomPartitioner(), StreamingPartitioner())
+        each(graph, 6, 0).report(graph).cut_ratio for each in (lgd.RandomPartitioner(), lgd.StreamingPartitioner())
     )
     assert all(each.report(graph).cut_ratio < min(0.6 * at_random, streamed) for each in cut.values())
     assert cut["nodes"].counts().max() <= 1.03 * 500
@@ -169,7 +163,7 @@ def test_it_cuts_fewer_edges_and_evens_out_what_it_is_told() -> None:
 def test_without_it_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kaminpar, "kaminpar", None)
     with pytest.raises(ValueError, match=r'pip install "lightning-gnn-dist\[kaminpar\]"; or take StreamingPartitioner'):
-        KaMinParPartitioner()
+        lgd.KaMinParPartitioner()
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="a system without posix_fallocate")
@@ -180,7 +174,7 @@ def test_a_full_disk_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setattr(kaminpar, "kaminpar", kaminpar.kaminpar or object())
     with pytest.raises(OSError, match="has no room for the file that KaMinPar reads, 4 bytes for each of"):
-        KaMinParPartitioner()(random_directed(), 2, 0)
+        lgd.KaMinParPartitioner()(random_directed(), 2, 0)
 
 
 GB = 10**9
@@ -213,14 +207,16 @@ def test_size_and_memory_decide(
 
 
 def test_auto_is_what_no_name_is() -> None:
-    graph = communities(200, 2, num_features=2)
-    assert PartitionedDataModule(graph, partitioner="auto").partitioner == PartitionedDataModule(graph).partitioner
+    graph = lgd.communities(200, 2, num_features=2)
+    assert (
+        lgd.PartitionedDataModule(graph, partitioner="auto").partitioner == lgd.PartitionedDataModule(graph).partitioner
+    )
 
 
 def test_a_saved_graph_is_cut_beside_it_and_nothing_stays(tmp_path: Path) -> None:
-    communities(200, 2, num_features=2).save(tmp_path / "graph")
+    lgd.communities(200, 2, num_features=2).save(tmp_path / "graph")
     if kaminpar.is_available():
-        KaMinParPartitioner()(Graph.open(tmp_path / "graph"), 3, 0)
+        lgd.KaMinParPartitioner()(lgd.Graph.open(tmp_path / "graph"), 3, 0)
     assert [each.name for each in tmp_path.iterdir()] == ["graph"]
 
 
@@ -229,13 +225,13 @@ def test_a_saved_graph_is_cut_beside_it_and_nothing_stays(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("num_parts", [1, 3, 8])
 def test_counts_differ_by_one_at_most(num_parts: int) -> None:
-    counts = RandomPartitioner()(path_graph(1001), num_parts, seed=0).counts()
+    counts = lgd.RandomPartitioner()(path_graph(1001), num_parts, seed=0).counts()
     assert counts.max() - counts.min() <= 1
 
 
 def test_one_edge_in_p_stays_and_parts_look_alike() -> None:
-    graph = communities(8000, 8, num_features=2, train_share=0.5)
-    report = RandomPartitioner()(graph, 8, seed=0).report(graph)
+    graph = lgd.communities(8000, 8, num_features=2, train_share=0.5)
+    report = lgd.RandomPartitioner()(graph, 8, seed=0).report(graph)
     assert report.cut_ratio == pytest.approx(7 / 8, abs=0.01)
     assert report.worst_label_skew is not None
     assert report.worst_label_skew < 0.15

@@ -6,18 +6,11 @@ from math import ceil, sqrt
 import pytest
 import torch
 
-from lightning_gnn_dist import (
-    Graph,
-    MetisPartitioner,
-    RandomPartitioner,
-    StreamingPartitioner,
-    SuperNodePartitioner,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.partition import metis
 from tests.partition.graphs import path_graph, random_directed
 
-GRAPH = communities(4000, 8, num_features=2, train_share=0.5, homophily=0.9)
+GRAPH = lgd.communities(4000, 8, num_features=2, train_share=0.5, homophily=0.9)
 methods = pytest.mark.parametrize("method", ["ldg", "fennel"])
 orders = pytest.mark.parametrize("order", ["natural", "random"])
 
@@ -26,7 +19,7 @@ orders = pytest.mark.parametrize("order", ["natural", "random"])
 @orders
 def test_no_part_leaves_its_bounds(method: str, order: str) -> None:
     for graph, slack, num_parts in product([GRAPH, path_graph(1001)], [0.0, 0.05, 0.5, 2.0], [3, 8, 64]):
-        partitioner = StreamingPartitioner(method, slack, passes=2, order=order)  # type: ignore[arg-type]
+        partitioner = lgd.StreamingPartitioner(method, slack, passes=2, order=order)  # type: ignore[arg-type]
         counts = partitioner(graph, num_parts, seed=0).counts()
         average = graph.num_nodes / num_parts
         assert counts.max() <= max((1 + slack) * average, ceil(average))
@@ -37,10 +30,10 @@ def test_no_part_leaves_its_bounds(method: str, order: str) -> None:
 @orders
 def test_cuts_fewer_edges_than_random_and_more_passes_fewer_still(method: str, order: str) -> None:
     def cut(passes: int) -> float:
-        partitioner = StreamingPartitioner(method, passes=passes, order=order)  # type: ignore[arg-type]
+        partitioner = lgd.StreamingPartitioner(method, passes=passes, order=order)  # type: ignore[arg-type]
         return partitioner(GRAPH, 8, seed=0).report(GRAPH).cut_ratio
 
-    assert cut(passes=1) < 0.75 * RandomPartitioner()(GRAPH, 8, seed=0).report(GRAPH).cut_ratio
+    assert cut(passes=1) < 0.75 * lgd.RandomPartitioner()(GRAPH, 8, seed=0).report(GRAPH).cut_ratio
     assert cut(passes=5) < cut(passes=1)
 
 
@@ -48,12 +41,12 @@ def test_cuts_fewer_edges_than_random_and_more_passes_fewer_still(method: str, o
 @pytest.mark.parametrize("passes", [1, 3])
 def test_every_choice_follows_the_formula(method: str, passes: int) -> None:
     graph, num_parts, slack = random_directed(), 4, 0.3
-    partitioner = StreamingPartitioner(method, slack, passes)  # type: ignore[arg-type]
+    partitioner = lgd.StreamingPartitioner(method, slack, passes)  # type: ignore[arg-type]
     found = partitioner(graph, num_parts, seed=0).assignment.tolist()
     assert found == by_the_formula(graph, num_parts, slack, passes, fennel=method == "fennel")
 
 
-def by_the_formula(graph: Graph, num_parts: int, slack: float, passes: int, *, fennel: bool) -> list[int]:
+def by_the_formula(graph: lgd.Graph, num_parts: int, slack: float, passes: int, *, fennel: bool) -> list[int]:
     """The formulas in the plainest Python: every part is scored for every node."""
     num_nodes = graph.num_nodes
     capacity = max(ceil(num_nodes / num_parts), int((1 + slack) * num_nodes / num_parts))
@@ -80,7 +73,7 @@ def by_the_formula(graph: Graph, num_parts: int, slack: float, passes: int, *, f
 
 
 def test_natural_order_takes_no_notice_of_the_seed() -> None:
-    first, second = (StreamingPartitioner()(GRAPH, 4, seed).assignment for seed in (0, 1))
+    first, second = (lgd.StreamingPartitioner()(GRAPH, 4, seed).assignment for seed in (0, 1))
     assert torch.equal(first, second)
 
 
@@ -88,8 +81,8 @@ def test_natural_order_takes_no_notice_of_the_seed() -> None:
 
 
 def test_supernodes_stay_whole_and_are_dealt_evenly() -> None:
-    supernodes = MetisPartitioner()(GRAPH, 50, seed=4).assignment
-    partition = SuperNodePartitioner(50)(GRAPH, 8, seed=4)
+    supernodes = lgd.MetisPartitioner()(GRAPH, 50, seed=4).assignment
+    partition = lgd.SuperNodePartitioner(50)(GRAPH, 8, seed=4)
     pairs = torch.stack([supernodes, partition.assignment]).unique(dim=1)  # (2, distinct pairs)
     assert pairs.shape[1] == 50
     dealt = torch.bincount(pairs[1], minlength=8)
@@ -97,9 +90,9 @@ def test_supernodes_stay_whole_and_are_dealt_evenly() -> None:
 
 
 def test_they_lie_between_metis_and_random_in_cut_and_in_skew() -> None:
-    metis = MetisPartitioner()(GRAPH, 8, seed=0).report(GRAPH)
-    supernodes = SuperNodePartitioner(80)(GRAPH, 8, seed=0).report(GRAPH)
-    random = RandomPartitioner()(GRAPH, 8, seed=0).report(GRAPH)
+    metis = lgd.MetisPartitioner()(GRAPH, 8, seed=0).report(GRAPH)
+    supernodes = lgd.SuperNodePartitioner(80)(GRAPH, 8, seed=0).report(GRAPH)
+    random = lgd.RandomPartitioner()(GRAPH, 8, seed=0).report(GRAPH)
     assert metis.cut_ratio < supernodes.cut_ratio < random.cut_ratio
     assert metis.worst_label_skew is not None
     assert supernodes.worst_label_skew is not None
@@ -109,11 +102,13 @@ def test_they_lie_between_metis_and_random_in_cut_and_in_skew() -> None:
 
 def test_there_are_fifty_for_each_part_where_no_number_is_given() -> None:
     assert torch.equal(
-        SuperNodePartitioner()(GRAPH, 3, 0).assignment, SuperNodePartitioner(150)(GRAPH, 3, 0).assignment
+        lgd.SuperNodePartitioner()(GRAPH, 3, 0).assignment, lgd.SuperNodePartitioner(150)(GRAPH, 3, 0).assignment
     )
     graph = path_graph(64)
-    assert torch.equal(SuperNodePartitioner()(graph, 4, 0).assignment, SuperNodePartitioner(64)(graph, 4, 0).assignment)
-    assert [str(SuperNodePartitioner(*number)) for number in ((), (8,))] == [
+    assert torch.equal(
+        lgd.SuperNodePartitioner()(graph, 4, 0).assignment, lgd.SuperNodePartitioner(64)(graph, 4, 0).assignment
+    )
+    assert [str(lgd.SuperNodePartitioner(*number)) for number in ((), (8,))] == [
         "SuperNodePartitioner()",
         "SuperNodePartitioner(num_supernodes=8)",
     ]
@@ -121,14 +116,14 @@ def test_there_are_fifty_for_each_part_where_no_number_is_given() -> None:
 
 def test_another_partitioner_finds_the_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metis, "pymetis", None)
-    clusters = StreamingPartitioner()(GRAPH, 60, 1).assignment
-    partition = SuperNodePartitioner(60, StreamingPartitioner())(GRAPH, 4, 1)
+    clusters = lgd.StreamingPartitioner()(GRAPH, 60, 1).assignment
+    partition = lgd.SuperNodePartitioner(60, lgd.StreamingPartitioner())(GRAPH, 4, 1)
     assert torch.stack([clusters, partition.assignment]).unique(dim=1).shape[1] == 60  # each in one part
 
 
 def test_one_supernode_per_node_is_random() -> None:
     graph = path_graph(64)
-    partition = SuperNodePartitioner(64)(graph, 4, seed=0)
+    partition = lgd.SuperNodePartitioner(64)(graph, 4, seed=0)
     assert partition.counts().tolist() == [16, 16, 16, 16]
     assert partition.report(graph).cut_ratio > 0.5
 
@@ -142,4 +137,4 @@ def test_one_supernode_per_node_is_random() -> None:
 )
 def test_impossible_numbers_are_refused(num_supernodes: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        SuperNodePartitioner(num_supernodes)(path_graph(10), 4, seed=0)
+        lgd.SuperNodePartitioner(num_supernodes)(path_graph(10), 4, seed=0)

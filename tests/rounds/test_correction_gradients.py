@@ -11,18 +11,7 @@ import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_gnn_dist import (
-    Correction,
-    EverySteps,
-    GlobalBatching,
-    GrappaStrategy,
-    LinkDataModule,
-    LLCGStrategy,
-    NeighborSampler,
-    Partition,
-    communities,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.rounds.correction_gradients import average_gradient_, loss_of, mean_gradient, without_noise
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
@@ -35,7 +24,7 @@ from tests.strategies.graph_fitting import data_module, fit, model
 def sliced_gradient(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
     found: list[list[Tensor]] = []
 
-    class Watch(LLCGStrategy):
+    class Watch(lgd.LLCGStrategy):
         def end_round(self) -> None:
             super().end_round()  # from here on all ranks stand at the same weights
             sampled = self._module().trainer.datamodule  # type: ignore[attr-defined]
@@ -45,8 +34,10 @@ def sliced_gradient(rank: int, world_size: int) -> tuple[list[Tensor], list[Tens
                     collectives.average_(gradient, seeds)
                 found.append(gradient)
 
-    data = data_module(global_batching=GlobalBatching(batch_size=31, sampler=GlobalBatching.as_published().sampler))
-    fit(Watch.as_published(EverySteps(1), correction=None, **PATIENCE), model(), data, world_size, max_epochs=1)
+    data = data_module(
+        global_batching=lgd.GlobalBatching(batch_size=31, sampler=lgd.GlobalBatching.as_published().sampler)
+    )
+    fit(Watch.as_published(lgd.EverySteps(1), correction=None, **PATIENCE), model(), data, world_size, max_epochs=1)
     return found[0], found[1]
 
 
@@ -161,7 +152,7 @@ class NormedSeeds(SAGE):
 def test_a_batch_of_one_seed_is_normalised_by_kept_statistics() -> None:
     found: list[list[Tensor]] = []
 
-    class Watch(LLCGStrategy):
+    class Watch(lgd.LLCGStrategy):
         def end_round(self) -> None:
             data = self._module().trainer.datamodule  # type: ignore[attr-defined]
             for in_eval_mode in (False, True):
@@ -170,8 +161,8 @@ def test_a_batch_of_one_seed_is_normalised_by_kept_statistics() -> None:
                 self._module().norm.train()  # type: ignore[union-attr,operator]
             super().end_round()
 
-    module, data = model(NormedSeeds), data_module(global_batching=GlobalBatching(batch_size=1))
-    fit(Watch(EverySteps(1), **PATIENCE), module, data, 1, max_epochs=1)
+    module, data = model(NormedSeeds), data_module(global_batching=lgd.GlobalBatching(batch_size=1))
+    fit(Watch(lgd.EverySteps(1), **PATIENCE), module, data, 1, max_epochs=1)
     assert module.norm.training
     assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
 
@@ -196,20 +187,20 @@ class Products(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-def link_data(**options: Any) -> LinkDataModule:
-    graph = communities(120, 4, num_features=12, mean_degree=6.0, seed=3)
+def link_data(**options: Any) -> lgd.LinkDataModule:
+    graph = lgd.communities(120, 4, num_features=12, mean_degree=6.0, seed=3)
     graph.node_arrays["x"] = graph.node_arrays["x"].double()
-    cut = Partition((torch.arange(120) > 80).int(), 2)
-    split = split_edges(graph, 0.1, 0.1, negatives=5)
-    return LinkDataModule(split, sampler=NeighborSampler([2]), batch_size=40, partitioner=cut, **options)
+    cut = lgd.Partition((torch.arange(120) > 80).int(), 2)
+    split = lgd.split_edges(graph, 0.1, 0.1, negatives=5)
+    return lgd.LinkDataModule(split, sampler=lgd.NeighborSampler([2]), batch_size=40, partitioner=cut, **options)
 
 
 def link_gradients(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor], list[int]]:
     """Of a global batch by slices, of the whole of it by hand, and what counts there are."""
-    data, module = link_data(global_batching=GlobalBatching(batch_size=51), num_negatives=2), Products()
+    data, module = link_data(global_batching=lgd.GlobalBatching(batch_size=51), num_negatives=2), Products()
     found: list[Any] = []
 
-    class Watch(LLCGStrategy):
+    class Watch(lgd.LLCGStrategy):
         def end_round(self) -> None:
             super().end_round()
             if not found:
@@ -220,7 +211,7 @@ def link_gradients(rank: int, world_size: int) -> tuple[list[Tensor], list[Tenso
                 expected = torch.autograd.grad(module.training_step(whole), list(module.parameters()))
                 found.extend((gradient, list(expected), [int(targets), own.edge_label.numel(), own.batch_size]))
 
-    fit(Watch.as_published(EverySteps(1), **PATIENCE), module, data, world_size, max_epochs=1, limit_val_batches=0)
+    fit(Watch.as_published(lgd.EverySteps(1), **PATIENCE), module, data, world_size, max_epochs=1, limit_val_batches=0)
     return found[0], found[1], found[2]
 
 
@@ -241,7 +232,7 @@ def link_step(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor], i
             seen.append((list(gradient), batch.edge_label.numel()))
 
     options: dict[str, Any] = {"max_epochs": 1, "max_steps": 1, "limit_val_batches": 0, "callbacks": [Watch()]}
-    fit(GrappaStrategy(**PATIENCE), module, link_data(), world_size, **options)
+    fit(lgd.GrappaStrategy(**PATIENCE), module, link_data(), world_size, **options)
     moved = [100 * (old - new).detach() for old, new in zip(Products().parameters(), module.parameters(), strict=True)]
     return moved, *seen[0]
 
@@ -277,7 +268,12 @@ class Corrected(Own):
 
 def manual(rank: int, world_size: int, kind: type[Own]) -> tuple[int, State]:
     own = model(kind)
-    fit(LLCGStrategy(EverySteps(2), correction=Correction(2), drift=None, **PATIENCE), own, data_module(), world_size)
+    fit(
+        lgd.LLCGStrategy(lgd.EverySteps(2), correction=lgd.Correction(2), drift=None, **PATIENCE),
+        own,
+        data_module(),
+        world_size,
+    )
     return own.corrections, state_of(own)
 
 
@@ -325,14 +321,19 @@ class Gathers(SAGE):
 
 
 def gathering(rank: int, world_size: int, correction: Any) -> None:
-    fit(LLCGStrategy(EverySteps(2), correction=correction, **PATIENCE), model(Gathers), data_module(), world_size)
+    fit(
+        lgd.LLCGStrategy(lgd.EverySteps(2), correction=correction, **PATIENCE),
+        model(Gathers),
+        data_module(),
+        world_size,
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*functional.all_gather is deprecated")
 def test_an_exchange_is_fine_where_all_correct_and_refused_where_one_does() -> None:
-    run_ranks(gathering, 2, Correction())
+    run_ranks(gathering, 2, lgd.Correction())
     with pytest.raises(RankError, match=r'exchanges inside a correction: with Correction\(way="rank0"\)'):
-        run_ranks(gathering, 2, Correction(way="rank0"))
+        run_ranks(gathering, 2, lgd.Correction(way="rank0"))
 
 
 class Vector(SAGE):
@@ -372,7 +373,7 @@ class TwoArguments(SAGE):
 
 
 def correct_by(rank: int, world_size: int, kind: type[SAGE], options: dict[str, Any]) -> None:
-    fit(LLCGStrategy(EverySteps(1), **options, **PATIENCE), model(kind), data_module(batch_size=6), world_size)
+    fit(lgd.LLCGStrategy(lgd.EverySteps(1), **options, **PATIENCE), model(kind), data_module(batch_size=6), world_size)
 
 
 @pytest.mark.parametrize(
@@ -391,7 +392,7 @@ def test_a_step_without_a_loss_is_named(kind: type[SAGE], message: str) -> None:
         run_ranks(correct_by, 2, kind, {})
 
 
-@pytest.mark.parametrize("options", [{}, {"drift": None}, {"correction": Correction(way="rank0")}])
+@pytest.mark.parametrize("options", [{}, {"drift": None}, {"correction": lgd.Correction(way="rank0")}])
 def test_ranks_that_skip_every_batch_say_so(options: dict[str, Any]) -> None:
     with pytest.raises(RankError, match=r"correction_step\(\) returned None for every batch"):
         run_ranks(correct_by, 2, Skips, options)

@@ -10,22 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_gnn_dist import (
-    Drift,
-    EverySteps,
-    Fixed,
-    Graph,
-    Holding,
-    Isolated,
-    LLCGStrategy,
-    LocalSGDStrategy,
-    MetisPartitioner,
-    Outer,
-    Partition,
-    PartitionedDataModule,
-    Redeal,
-    WholePartSampler,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.rounds.drift import DriftCorrection
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -43,13 +28,13 @@ def shifted(rank: int, world_size: int, drift: str) -> tuple[list[Tensor], list[
             if not seen:
                 seen.append([parameter.grad.clone() for parameter in module.parameters()])
 
-    whole = WholePartSampler(num_hops=2)
-    exact: dict[str, Any] = {"correction": None, "outer": Outer()}
-    strategy = LLCGStrategy(EverySteps(2), drift=Drift(drift), **exact, **PATIENCE)  # type: ignore[arg-type]
-    data = data_module(sampler=whole, batch_size=10**6, partitioner=MetisPartitioner(), boundary=Isolated())
+    whole = lgd.WholePartSampler(num_hops=2)
+    exact: dict[str, Any] = {"correction": None, "outer": lgd.Outer()}
+    strategy = lgd.LLCGStrategy(lgd.EverySteps(2), drift=lgd.Drift(drift), **exact, **PATIENCE)  # type: ignore[arg-type]
+    data = data_module(sampler=whole, batch_size=10**6, partitioner=lgd.MetisPartitioner(), boundary=lgd.Isolated())
     module = model()
     graph = small_graph()
-    alone = PartitionedDataModule(graph, sampler=whole, batch_size=10**6)
+    alone = lgd.PartitionedDataModule(graph, sampler=whole, batch_size=10**6)
     batch = next(iter(alone.train_dataloader()))
     expected = torch.autograd.grad(module.training_step(batch), list(module.parameters()))
     fit(strategy, module, data, world_size, max_epochs=1, callbacks=[Watch()])
@@ -74,7 +59,7 @@ def test_the_shift_fades_with_the_steps_and_starts_anew_at_an_anchor() -> None:
     weight = torch.zeros(2, requires_grad=True)
     frozen = torch.zeros(2, requires_grad=True)
     optimizer = torch.optim.SGD([weight, frozen], lr=1.0)
-    drift = DriftCorrection(Drift(decay=0.5))
+    drift = DriftCorrection(lgd.Drift(decay=0.5))
     for _ in range(2):
         drift.anchor_at([weight, frozen], [torch.tensor([3.0, 0.0])] * 2, [torch.tensor([1.0, 1.0])] * 2)
         seen = []
@@ -103,7 +88,7 @@ def test_the_default_fades_more_slowly_the_less_the_shift_has_changed(
     before: tuple[float, ...], now: tuple[float, ...], decay: float, given: float | None
 ) -> None:
     weight = torch.zeros(2, requires_grad=True)
-    optimizer, drift = torch.optim.SGD([weight], lr=1.0), DriftCorrection(Drift("global", decay=given))
+    optimizer, drift = torch.optim.SGD([weight], lr=1.0), DriftCorrection(lgd.Drift("global", decay=given))
     for shift in [each for each in (before, now) if each]:
         drift.anchor_at([weight], [torch.tensor(shift)], [torch.zeros(2)])
     for factor in (1.0, given or decay):
@@ -114,7 +99,7 @@ def test_the_default_fades_more_slowly_the_less_the_shift_has_changed(
 
 
 def test_shifts_towards_the_mean_of_ranks_fade_alike() -> None:
-    weight, drift = torch.zeros(1, requires_grad=True), DriftCorrection(Drift("ranks"))
+    weight, drift = torch.zeros(1, requires_grad=True), DriftCorrection(lgd.Drift("ranks"))
     for _ in range(2):
         drift.anchor_at([weight], [torch.ones(1)], [torch.zeros(1)])
     assert drift.state()["drift"]["decay"] == 0.8
@@ -122,7 +107,7 @@ def test_shifts_towards_the_mean_of_ranks_fade_alike() -> None:
 
 def test_a_weight_that_was_frozen_has_no_shift_to_compare() -> None:
     first, second = (torch.zeros(1, requires_grad=True) for _ in range(2))
-    drift = DriftCorrection(Drift("global"))
+    drift = DriftCorrection(lgd.Drift("global"))
     for parameters in ([first], [first, second]):
         drift.anchor_at(parameters, [torch.ones(1)] * len(parameters), [torch.zeros(1)] * len(parameters))
     assert drift.state()["drift"]["decay"] == pytest.approx(0.8 + 0.2 * math.exp(-100 / 3))
@@ -154,7 +139,7 @@ def normed() -> Normed:
     return Normed()
 
 
-def double_graph() -> Graph:
+def double_graph() -> lgd.Graph:
     graph = small_graph()
     graph.node_arrays["x"] = graph.node_arrays["x"].double()
     return graph
@@ -168,16 +153,16 @@ def in_rounds(rank: int, world_size: int, residency: Any) -> tuple[State, list[l
     graph, module = double_graph(), normed()
     chunks = residency.num_chunks(world_size)
     assignment = (torch.arange(400).sqrt() / 20 * chunks).int()  # parts of unequal sizes
-    every = None if isinstance(residency, Fixed) else STEPS
-    data = PartitionedDataModule(
+    every = None if isinstance(residency, lgd.Fixed) else STEPS
+    data = lgd.PartitionedDataModule(
         graph,
-        partitioner=Partition(assignment, chunks),
-        sampler=WholePartSampler(2),
+        partitioner=lgd.Partition(assignment, chunks),
+        sampler=lgd.WholePartSampler(2),
         batch_size=10**6,
-        holding=Holding(residency, every=every),
-        boundary=Isolated(),
+        holding=lgd.Holding(residency, every=every),
+        boundary=lgd.Isolated(),
     )
-    strategy = LocalSGDStrategy(EverySteps(STEPS), drift=Drift("ranks"), **PATIENCE)
+    strategy = lgd.LocalSGDStrategy(lgd.EverySteps(STEPS), drift=lgd.Drift("ranks"), **PATIENCE)
     fit(strategy, module, data, world_size, max_epochs=ROUNDS, limit_val_batches=0)
     parts = [[data.part(r, world_size, s).node_arrays["n_id"] for r in range(world_size)] for s in range(ROUNDS + 1)]
     return {name: value for name, value in state_of(module).items() if not name.startswith("accuracy")}, parts
@@ -213,7 +198,7 @@ def by_hand(parts: list[list[Tensor]]) -> State:
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @pytest.mark.parametrize(
     ("world_size", "residency"),
-    [(3, Fixed()), pytest.param(2, Redeal(7), marks=pytest.mark.slow)],
+    [(3, lgd.Fixed()), pytest.param(2, lgd.Redeal(7), marks=pytest.mark.slow)],
     ids=["norms", "parts that change"],
 )
 def test_rounds_with_drift_are_those_by_hand(world_size: int, residency: Any) -> None:
@@ -224,10 +209,10 @@ def test_rounds_with_drift_are_those_by_hand(world_size: int, residency: Any) ->
 
 def one_rank_drift(rank: int, world_size: int) -> tuple[State, State]:
     states = []
-    for options in ({}, {"drift": Drift("ranks", decay=1.0)}):
+    for options in ({}, {"drift": lgd.Drift("ranks", decay=1.0)}):
         module = model(dropout=0.3)
         torch.manual_seed(0)
-        fit(LocalSGDStrategy(EverySteps(4), **PATIENCE, **options), module, data_module(), world_size)
+        fit(lgd.LocalSGDStrategy(lgd.EverySteps(4), **PATIENCE, **options), module, data_module(), world_size)
         states.append(state_of(module))
     return states[0], states[1]
 
@@ -249,14 +234,14 @@ class Functional(SAGE):
 
 def test_sparse_gradients_of_no_table_are_explained() -> None:
     with pytest.raises(ValueError, match=r"shape \(400, 12\) has a sparse gradient, .*sparse=False"):
-        fit(LLCGStrategy(**PATIENCE), model(Functional), data_module(), 1)
+        fit(lgd.LLCGStrategy(**PATIENCE), model(Functional), data_module(), 1)
 
 
 def test_a_drift_that_says_nothing_is_towards_what_the_strategy_knows_best() -> None:
-    assert LLCGStrategy(drift=Drift(decay=0.9)).drift == Drift("global", decay=0.9)
-    assert LocalSGDStrategy(drift=Drift()).drift == Drift("ranks")
+    assert lgd.LLCGStrategy(drift=lgd.Drift(decay=0.9)).drift == lgd.Drift("global", decay=0.9)
+    assert lgd.LocalSGDStrategy(drift=lgd.Drift()).drift == lgd.Drift("ranks")
 
 
 def test_local_sgd_offers_no_global_drift() -> None:
     with pytest.raises(ValueError, match=r"^LocalSGDStrategy knows no gradient of the whole graph, .* use Drift"):
-        LocalSGDStrategy(drift=Drift("global"))
+        lgd.LocalSGDStrategy(drift=lgd.Drift("global"))

@@ -11,23 +11,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_gnn_dist import (
-    ClusterSampler,
-    FastGCNSampler,
-    Graph,
-    LadiesSampler,
-    MetisPartitioner,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    RandomWalkSampler,
-    ShadowSampler,
-    StreamingPartitioner,
-    WholePartSampler,
-    communities,
-    save_shards,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.pool import gather_rows
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine import sample as sample_module
@@ -50,7 +34,7 @@ of_all = pytest.mark.parametrize("sampler", SAMPLERS.values(), ids=SAMPLERS.keys
 
 
 @pytest.fixture(scope="module")
-def graph() -> Graph:
+def graph() -> lgd.Graph:
     return graph_for_all()
 
 
@@ -60,7 +44,7 @@ def test_the_list_has_every_sampler_of_nodes_that_the_package_offers() -> None:
 
 
 @of_all
-def test_a_batch_depends_on_its_key_alone(sampler: Sampler, graph: Graph) -> None:
+def test_a_batch_depends_on_its_key_alone(sampler: Sampler, graph: lgd.Graph) -> None:
     assert isinstance(sampler, Sampler)
     bulk = sampler.sample_bulk(graph, SEEDS, KEYS)
     with ThreadPoolExecutor(3) as threads:
@@ -73,7 +57,7 @@ def test_a_batch_depends_on_its_key_alone(sampler: Sampler, graph: Graph) -> Non
 
 
 @of_all
-def test_a_batch_is_a_piece_of_the_graph_with_its_seeds_first(sampler: Sampler, graph: Graph) -> None:
+def test_a_batch_is_a_piece_of_the_graph_with_its_seeds_first(sampler: Sampler, graph: lgd.Graph) -> None:
     rows = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
     edges = set(zip(graph.indices.tolist(), rows.tolist(), strict=True))
     for seeds, sample in zip(SEEDS, sampler.sample_bulk(graph, SEEDS, KEYS), strict=True):
@@ -91,7 +75,7 @@ def test_a_batch_is_a_piece_of_the_graph_with_its_seeds_first(sampler: Sampler, 
 
 
 @of_all
-def test_no_seeds_are_an_empty_batch(sampler: Sampler, graph: Graph) -> None:
+def test_no_seeds_are_an_empty_batch(sampler: Sampler, graph: lgd.Graph) -> None:
     nobody = torch.empty(0, dtype=torch.int64)
     alone, first, second = sampler.sample_bulk(graph, [nobody, SEEDS[0], nobody], KEYS[:3])
     assert_same([first], sampler.sample_bulk(graph, [SEEDS[0]], KEYS[1:2]))
@@ -102,32 +86,32 @@ def test_no_seeds_are_an_empty_batch(sampler: Sampler, graph: Graph) -> None:
 
 
 @of_all
-def test_nodes_without_edges_are_alone(sampler: Sampler, graph: Graph) -> None:
-    bare = Graph(torch.zeros(401, dtype=torch.int64), graph.indices[:0], graph.node_arrays)
+def test_nodes_without_edges_are_alone(sampler: Sampler, graph: lgd.Graph) -> None:
+    bare = lgd.Graph(torch.zeros(401, dtype=torch.int64), graph.indices[:0], graph.node_arrays)
     bare.edge_arrays["weight"] = torch.empty(0)
     sample = sampler.sample_bulk(bare, [SEEDS[0]], KEYS[:1])[0]
-    others = bare.num_nodes if isinstance(sampler, ClusterSampler | WholePartSampler) else SEEDS[0].numel()
+    others = bare.num_nodes if isinstance(sampler, lgd.ClusterSampler | lgd.WholePartSampler) else SEEDS[0].numel()
     assert sample.nodes[:9].sort().values.equal(SEEDS[0].sort().values) and sample.nodes.numel() <= others
     assert sample.indices.numel() == 0 == sum(sample.num_sampled_edges)
 
 
 @of_all
-def test_every_batch_needs_a_key(sampler: Sampler, graph: Graph) -> None:
+def test_every_batch_needs_a_key(sampler: Sampler, graph: lgd.Graph) -> None:
     with pytest.raises(ValueError, match="Each batch needs a key, got 1 lists of seeds and 0 keys"):
         sampler.sample_bulk(graph, SEEDS[:1], [])
 
 
 @of_all
-def test_seeds_that_are_none_are_refused(sampler: Sampler, graph: Graph) -> None:
+def test_seeds_that_are_none_are_refused(sampler: Sampler, graph: lgd.Graph) -> None:
     # With a shadow, every seed has a neighbourhood of its own.
-    for seeds in ([400], [-1], *[[3, 3]] * (not isinstance(sampler, ShadowSampler))):
+    for seeds in ([400], [-1], *[[3, 3]] * (not isinstance(sampler, lgd.ShadowSampler))):
         with pytest.raises(ValueError, match=r"must lie in \[0, 400\)|must be distinct"):
             sampler.sample_bulk(graph, [torch.tensor(seeds)], KEYS[:1])
 
 
 @pytest.mark.parametrize(
     "sampler",
-    [*SAMPLERS.values(), DeviceSampler(NeighborSampler([-1, -1])), DeviceSampler(LadiesSampler([40]))],
+    [*SAMPLERS.values(), DeviceSampler(lgd.NeighborSampler([-1, -1])), DeviceSampler(lgd.LadiesSampler([40]))],
     ids=repr,
 )
 def test_edges_that_point_out_of_the_graph_are_refused(sampler: Sampler) -> None:
@@ -137,9 +121,9 @@ def test_edges_that_point_out_of_the_graph_are_refused(sampler: Sampler) -> None
 
 
 @pytest.mark.parametrize("sampler", [sampler for sampler in SAMPLERS.values() if sampler.num_hops == 2], ids=repr)
-def test_a_model_learns_from_its_batches(sampler: Sampler, graph: Graph) -> None:
-    data = PartitionedDataModule(graph, sampler=sampler, batch_size=60)
-    blocks = not isinstance(sampler, LayerSampler | RandomWalkSampler)  # those give weights, and SAGE takes means
+def test_a_model_learns_from_its_batches(sampler: Sampler, graph: lgd.Graph) -> None:
+    data = lgd.PartitionedDataModule(graph, sampler=sampler, batch_size=60)
+    blocks = not isinstance(sampler, LayerSampler | lgd.RandomWalkSampler)  # those give weights, and SAGE takes means
     model = SAGE(graph.node_arrays["x"].shape[1], int(graph.node_arrays["y"].max()) + 1, blocks=blocks)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     pl.Trainer(
@@ -150,8 +134,13 @@ def test_a_model_learns_from_its_batches(sampler: Sampler, graph: Graph) -> None
     assert model.evaluated[-1][1].isfinite().all()
 
 
-FULL = [NeighborSampler([20, 20]), LadiesSampler([900, 700, 300]), FastGCNSampler([900, 700, 300]), ClusterSampler(2)]
-FULL += [RandomWalkSampler(2, walk_length=3, visits=0), ShadowSampler([12, 5], 2)]
+FULL = [
+    lgd.NeighborSampler([20, 20]),
+    lgd.LadiesSampler([900, 700, 300]),
+    lgd.FastGCNSampler([900, 700, 300]),
+    lgd.ClusterSampler(2),
+]
+FULL += [lgd.RandomWalkSampler(2, walk_length=3, visits=0), lgd.ShadowSampler([12, 5], 2)]
 
 
 @pytest.mark.parametrize("sampler", FULL, ids=repr)
@@ -174,28 +163,28 @@ def test_both_tables_and_any_room_give_the_same_batch(sampler: Sampler, monkeypa
 NUM_NODES = 400
 
 
-def halves(graph: Graph) -> Partition:
-    return Partition((torch.arange(NUM_NODES) % 2).to(torch.int32), 2)
+def halves(graph: lgd.Graph) -> lgd.Partition:
+    return lgd.Partition((torch.arange(NUM_NODES) % 2).to(torch.int32), 2)
 
 
-WHOLE: dict[str, Callable[[Graph], Any]] = {
-    "METIS": lambda graph: MetisPartitioner()(graph, 2, 0),
-    "streaming": lambda graph: StreamingPartitioner()(graph, 2, 0),
+WHOLE: dict[str, Callable[[lgd.Graph], Any]] = {
+    "METIS": lambda graph: lgd.MetisPartitioner()(graph, 2, 0),
+    "streaming": lambda graph: lgd.StreamingPartitioner()(graph, 2, 0),
     "a report": lambda graph: halves(graph).report(graph),
     "a graph's report": report_of,
 }
 
 
 @pytest.mark.parametrize("use", WHOLE.values(), ids=WHOLE)
-def test_what_reads_all_edges_looks_first(use: Callable[[Graph], Any]) -> None:
+def test_what_reads_all_edges_looks_first(use: Callable[[lgd.Graph], Any]) -> None:
     for change in CHANGES:
         with pytest.raises(ValueError, match=r"indptr|indices"):
-            use(damaged(communities(NUM_NODES), *change))
+            use(damaged(lgd.communities(NUM_NODES), *change))
 
 
 def test_negatives_stay_in_the_graph() -> None:
     for change in CHANGES:
-        graph, nodes = damaged(communities(NUM_NODES), *change), torch.arange(NUM_NODES)
+        graph, nodes = damaged(lgd.communities(NUM_NODES), *change), torch.arange(NUM_NODES)
         receivers, _ = draw_receivers(graph, nodes[None], nodes, 3, key(0, 0, 0, 0))
         assert int(receivers.min()) >= 0 and int(receivers.max()) < NUM_NODES
         has_edges(graph, torch.stack([nodes, nodes]))
@@ -203,7 +192,7 @@ def test_negatives_stay_in_the_graph() -> None:
 
 def test_edges_are_checked_whatever_is_said_of_them() -> None:
     with pytest.raises(ValueError, match=r"indices must lie in \[0, 2\), got 0 to 5"):
-        Graph(torch.tensor([0, 1, 2]), torch.tensor([0, 5]), fingerprint="00")
+        lgd.Graph(torch.tensor([0, 1, 2]), torch.tensor([0, 5]), fingerprint="00")
 
 
 def test_rows_that_an_array_lacks_are_refused() -> None:
@@ -211,13 +200,13 @@ def test_rows_that_an_array_lacks_are_refused() -> None:
         gather_rows(torch.zeros(400, 1000), torch.arange(401))
 
 
-ROWS = Graph(torch.tensor([0, 1, 2]), torch.tensor([5, 6]), num_senders=10)
+ROWS = lgd.Graph(torch.tensor([0, 1, 2]), torch.tensor([5, 6]), num_senders=10)
 NEED_ALL_ROWS: dict[str, Callable[[], Any]] = {
-    "sampler": lambda: WholePartSampler(2).sample_bulk(ROWS, [torch.tensor([0])], [BatchKey(0, 0, 0)]),
-    "partitioner": lambda: MetisPartitioner()(ROWS, 2, 0),
-    "report": lambda: Partition(torch.tensor([0, 1], dtype=torch.int32), 2).report(ROWS),
-    "links": lambda: split_edges(ROWS, 0.5, 0.0),
-    "shards": lambda: save_shards(ROWS, Partition(torch.tensor([0, 1], dtype=torch.int32), 2), "nowhere"),
+    "sampler": lambda: lgd.WholePartSampler(2).sample_bulk(ROWS, [torch.tensor([0])], [BatchKey(0, 0, 0)]),
+    "partitioner": lambda: lgd.MetisPartitioner()(ROWS, 2, 0),
+    "report": lambda: lgd.Partition(torch.tensor([0, 1], dtype=torch.int32), 2).report(ROWS),
+    "links": lambda: lgd.split_edges(ROWS, 0.5, 0.0),
+    "shards": lambda: lgd.save_shards(ROWS, lgd.Partition(torch.tensor([0, 1], dtype=torch.int32), 2), "nowhere"),
 }
 
 
@@ -236,14 +225,14 @@ def test_rows_of_a_larger_graph_are_no_graph(call: Callable[[], Any]) -> None:
 )
 def test_seeds_of_no_known_kind_are_refused(seeds: torch.Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=f"The seeds of a batch .*{message}"):
-        NeighborSampler([2]).sample_bulk(communities(40, 2), [seeds], [BatchKey(0, 0, 0)])
+        lgd.NeighborSampler([2]).sample_bulk(lgd.communities(40, 2), [seeds], [BatchKey(0, 0, 0)])
 
 
 def test_as_many_chunks_as_no_machine_holds_are_refused() -> None:
-    graph = communities(40, 2)
+    graph = lgd.communities(40, 2)
     graph.node_arrays["chunk"] = torch.full((40,), 2**40)
     with pytest.raises(ValueError, match="chunk holds the number 1099511627776"):
-        ClusterSampler(1).sample_bulk(graph, [torch.tensor([0])], [BatchKey(0, 0, 0)])
+        lgd.ClusterSampler(1).sample_bulk(graph, [torch.tensor([0])], [BatchKey(0, 0, 0)])
 
 
 # The whole part as one batch.
@@ -253,7 +242,7 @@ SEEDS_OF_PART = torch.tensor([44, 3, 58, 17])
 
 
 def whole(graph, seeds=SEEDS_OF_PART, num_hops=2, epoch=0) -> Sample:
-    return WholePartSampler(num_hops).sample_bulk(graph, [seeds], [BatchKey(0, epoch, 0)])[0]
+    return lgd.WholePartSampler(num_hops).sample_bulk(graph, [seeds], [BatchKey(0, epoch, 0)])[0]
 
 
 @pytest.mark.parametrize("num_hops", [2, 3])

@@ -16,25 +16,23 @@ from torch import Tensor, nn
 from torch_geometric.nn import GATv2Conv, GINConv, GraphConv, SAGEConv
 from torch_geometric.utils import coalesce
 
-from lightning_gnn_dist import (
-    FastGCNSampler,
-    Graph,
-    LadiesSampler,
-    NeighborSampler,
-    RandomWalkSampler,
-    WholePartSampler,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.block import Adjacency, Block, spend_warning
 from tests.sampling.reference import random_graph
 
-SAMPLERS = [NeighborSampler([4, 3]), NeighborSampler([-1, -1]), NeighborSampler([2, 2, 2]), WholePartSampler(2)]
-SAMPLERS += [WholePartSampler(3), WholePartSampler(1), NeighborSampler([5])]
+SAMPLERS = [
+    lgd.NeighborSampler([4, 3]),
+    lgd.NeighborSampler([-1, -1]),
+    lgd.NeighborSampler([2, 2, 2]),
+    lgd.WholePartSampler(2),
+]
+SAMPLERS += [lgd.WholePartSampler(3), lgd.WholePartSampler(1), lgd.NeighborSampler([5])]
 
 
-def make_batch(sampler: NeighborSampler | WholePartSampler, graph: Graph | None = None) -> SampledData:
+def make_batch(sampler: lgd.NeighborSampler | lgd.WholePartSampler, graph: lgd.Graph | None = None) -> SampledData:
     graph = random_graph(200, 1500, seed=2) if graph is None else graph
     seeds = torch.tensor([4, 190, 7, 60, 33, 199])  # 199 is isolated
     return assemble(graph, sampler.sample_bulk(graph, [seeds], [BatchKey(0, 0, 0)])[0])
@@ -89,8 +87,8 @@ def test_a_model_on_blocks_is_the_model_on_edge_index(sampler, make):
 @pytest.mark.parametrize(("dtype", "given"), [(torch.float64, torch.float64), (torch.float16, torch.float32)])
 def test_the_ones_have_the_type_of_the_features(dtype, given):
     plain = random_graph(200, 1500, seed=2)
-    graph = Graph(plain.indptr, plain.indices, {"x": torch.randn(200, 8).to(dtype)})
-    assert {block.adj.dtype for block in make_batch(NeighborSampler([4, 3]), graph).blocks} == {given}
+    graph = lgd.Graph(plain.indptr, plain.indices, {"x": torch.randn(200, 8).to(dtype)})
+    assert {block.adj.dtype for block in make_batch(lgd.NeighborSampler([4, 3]), graph).blocks} == {given}
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
@@ -98,7 +96,9 @@ def test_blocks_are_views_of_one_csr(sampler):
     batch = make_batch(sampler)
     first, *others = batch.blocks
     assert first.edge_index.equal(batch.edge_index[:, : first.num_edges])
-    assert first.num_edges == batch.num_edges or isinstance(sampler, WholePartSampler)  # of which layers need not all
+    assert first.num_edges == batch.num_edges or isinstance(
+        sampler, lgd.WholePartSampler
+    )  # of which layers need not all
     assert (first.num_src, batch.blocks[-1].num_dst) == (batch.num_nodes, batch.batch_size)
     for outer, inner in zip(batch.blocks, others, strict=False):
         assert outer.num_dst == inner.num_src
@@ -115,14 +115,14 @@ def test_blocks_are_views_of_one_csr(sampler):
 
 
 def test_what_is_built_is_built_once():
-    block = make_batch(NeighborSampler([4, 3])).blocks[0]
+    block = make_batch(lgd.NeighborSampler([4, 3])).blocks[0]
     assert block.adj is block.adj
     assert block.edge_index is block.edge_index
     assert block.to("cpu") is block
 
 
 def test_a_block_is_frozen_pickled_and_moved():
-    block = make_batch(NeighborSampler([4, 3])).blocks[1]
+    block = make_batch(lgd.NeighborSampler([4, 3])).blocks[1]
     with pytest.raises(AttributeError):
         block.num_dst = 3
     assert block.adj.is_sparse_csr
@@ -273,7 +273,7 @@ def batch_of(sampler: Any, *, num_seeds: int = 6) -> SampledData:
     edge_index = coalesce(torch.randint(195, (2, 1500)))
     edge_index = edge_index[:, edge_index[0] != edge_index[1]]
     arrays = {"x": torch.randn(200, 8)}
-    graph = Graph.from_edge_index(edge_index, 200, arrays, {"edge_weight": torch.rand(edge_index.shape[1])})
+    graph = lgd.Graph.from_edge_index(edge_index, 200, arrays, {"edge_weight": torch.rand(edge_index.shape[1])})
     return assemble(graph, sampler.sample_bulk(graph, [torch.arange(num_seeds)], [BatchKey(0, 0, 0)])[0])
 
 
@@ -285,7 +285,7 @@ def assert_close(found: Tensor, wanted: Tensor) -> None:
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of matrices that PyG makes of ours
 @pytest.mark.parametrize("name", PAIRS)
 def test_a_layer_on_adj_is_the_layer_on_edge_index(name):
-    batch, layer = batch_of(NeighborSampler([4, 3])), layer_of(name)
+    batch, layer = batch_of(lgd.NeighborSampler([4, 3])), layer_of(name)
     for block in batch.blocks:
         pair = batch.x[: block.num_src], batch.x[: block.num_dst]
         assert_close(layer(pair, block.adj), layer(pair, block.edge_index))
@@ -293,7 +293,7 @@ def test_a_layer_on_adj_is_the_layer_on_edge_index(name):
 
 @pytest.mark.parametrize("name", WEIGHED_PAIRS)
 def test_a_layer_on_weighted_adj_is_the_layer_with_edge_weight(name):
-    batch, layer = batch_of(NeighborSampler([4, 3])), layer_of(name)
+    batch, layer = batch_of(lgd.NeighborSampler([4, 3])), layer_of(name)
     for block in batch.blocks:
         pair = batch.x[: block.num_src], batch.x[: block.num_dst]
         weighed = layer(pair, block.edge_index, batch.edge_weight[: block.num_edges])
@@ -304,7 +304,7 @@ def test_a_layer_on_weighted_adj_is_the_layer_with_edge_weight(name):
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 @pytest.mark.parametrize("name", PLAIN)
 def test_where_all_nodes_are_seeds_layers_of_one_input_do_the_same(name):
-    batch, layer = batch_of(WholePartSampler(1), num_seeds=200), layer_of(name)
+    batch, layer = batch_of(lgd.WholePartSampler(1), num_seeds=200), layer_of(name)
     (block,) = batch.blocks
     more = {"FAConv": [batch.x], "GCN2Conv": [batch.x]}.get(name, [])
     assert_close(layer(batch.x, *more, block.adj), layer(batch.x, *more, batch.edge_index))
@@ -313,7 +313,7 @@ def test_where_all_nodes_are_seeds_layers_of_one_input_do_the_same(name):
         assert_close(layer(batch.x, *more, block.weighted_adj), weighed)
 
 
-SAMPLERS_OF_LAYERS = [LadiesSampler([9, 9]), FastGCNSampler([99, 99]), RandomWalkSampler(2, visits=2)]
+SAMPLERS_OF_LAYERS = [lgd.LadiesSampler([9, 9]), lgd.FastGCNSampler([99, 99]), lgd.RandomWalkSampler(2, visits=2)]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS_OF_LAYERS, ids=repr)
@@ -328,7 +328,7 @@ def test_weights_of_a_sampler_are_not_left_out_in_silence(sampler):
 
 
 def test_a_batch_without_weights_has_no_weighted_matrix():
-    batch = batch_of(RandomWalkSampler(2, visits=0))
+    batch = batch_of(lgd.RandomWalkSampler(2, visits=0))
     assert batch.blocks[0].adj.values().unique().tolist() == [1.0]
     del batch.edge_weight
     with pytest.raises(AttributeError, match=r"or use block\.adj, where every edge counts 1"):

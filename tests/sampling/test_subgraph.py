@@ -6,13 +6,7 @@ from torch import Tensor
 from torch_geometric.nn import GraphConv
 from torch_geometric.utils import k_hop_subgraph
 
-from lightning_gnn_dist import (
-    ClusterSampler,
-    Graph,
-    NeighborSampler,
-    RandomWalkSampler,
-    ShadowSampler,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.source import GraphSource, assemble
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
@@ -23,24 +17,24 @@ PLACE = BatchKey(0, 1, 2)
 SEEDS = torch.tensor([4, 190, 7, 60, 33])
 
 
-def with_chunks(graph: Graph, num_chunks: int = 10) -> Graph:
+def with_chunks(graph: lgd.Graph, num_chunks: int = 10) -> lgd.Graph:
     chunk = torch.arange(graph.num_nodes) * 7 % num_chunks
-    return Graph(graph.indptr, graph.indices, graph.node_arrays | {"chunk": chunk}, graph.edge_arrays)
+    return lgd.Graph(graph.indptr, graph.indices, graph.node_arrays | {"chunk": chunk}, graph.edge_arrays)
 
 
 GRAPH = with_chunks(random_graph(200, 1500, seed=2))
 SAMPLERS: list[Sampler] = [
-    RandomWalkSampler(2, walk_length=3, visits=0),
-    RandomWalkSampler(3, walk_length=3, visits=2),
-    RandomWalkSampler(1, walk_length=3, visits=0),
-    ClusterSampler(2),
-    ClusterSampler(1),
-    ShadowSampler([4, 2], num_hops=3),
-    ShadowSampler([-1], num_hops=1),
+    lgd.RandomWalkSampler(2, walk_length=3, visits=0),
+    lgd.RandomWalkSampler(3, walk_length=3, visits=2),
+    lgd.RandomWalkSampler(1, walk_length=3, visits=0),
+    lgd.ClusterSampler(2),
+    lgd.ClusterSampler(1),
+    lgd.ShadowSampler([4, 2], num_hops=3),
+    lgd.ShadowSampler([-1], num_hops=1),
 ]
 
 
-def one(sampler: Sampler, graph: Graph = GRAPH, seeds: Tensor = SEEDS, place: BatchKey = PLACE) -> Sample:
+def one(sampler: Sampler, graph: lgd.Graph = GRAPH, seeds: Tensor = SEEDS, place: BatchKey = PLACE) -> Sample:
     return sampler.sample_bulk(graph, [seeds], [place])[0]
 
 
@@ -52,7 +46,7 @@ def dense(sample: Sample, weight: Tensor | None = None) -> Tensor:
     return torch.zeros(count, count).index_put_((rows, sample.indices.long()), weight, accumulate=True)
 
 
-def whole_matrix(graph: Graph) -> Tensor:
+def whole_matrix(graph: lgd.Graph) -> Tensor:
     rows = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
     count = graph.num_nodes
     return torch.zeros(count, count).index_put_((rows, graph.indices.long()), torch.ones(rows.numel()), accumulate=True)
@@ -69,7 +63,7 @@ def test_a_model_on_blocks_is_the_model_on_all_edges(sampler):
     assert torch.allclose(x, y[:5], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("sampler", [s for s in SAMPLERS if not isinstance(s, ShadowSampler)], ids=repr)
+@pytest.mark.parametrize("sampler", [s for s in SAMPLERS if not isinstance(s, lgd.ShadowSampler)], ids=repr)
 def test_all_edges_among_the_nodes_are_there(sampler):
     sample = one(sampler)
     rows = sample.indptr.numel() - 1
@@ -82,14 +76,14 @@ def test_all_edges_among_the_nodes_are_there(sampler):
 
 
 def test_walks_follow_the_messages_backwards():
-    ring = Graph.from_edge_index(torch.stack([torch.arange(1, 50), torch.arange(49)]), 50)  # i + 1 sends to i
-    sample = one(RandomWalkSampler(2, walk_length=3, visits=0), ring, torch.tensor([0, 20, 48]))
+    ring = lgd.Graph.from_edge_index(torch.stack([torch.arange(1, 50), torch.arange(49)]), 50)  # i + 1 sends to i
+    sample = one(lgd.RandomWalkSampler(2, walk_length=3, visits=0), ring, torch.tensor([0, 20, 48]))
     assert sample.nodes.tolist() == [0, 20, 48, 1, 2, 3, 21, 22, 23, 49]  # node 49 has no senders, and stays
 
 
 def test_each_sender_is_as_likely_as_any_other():
-    star = Graph.from_edge_index(torch.stack([torch.arange(1, 13), torch.zeros(12).long()]), 13)
-    sampler, places = RandomWalkSampler(1, walk_length=1, visits=0), [BatchKey(0, 0, i) for i in range(4000)]
+    star = lgd.Graph.from_edge_index(torch.stack([torch.arange(1, 13), torch.zeros(12).long()]), 13)
+    sampler, places = lgd.RandomWalkSampler(1, walk_length=1, visits=0), [BatchKey(0, 0, i) for i in range(4000)]
     samples = sampler.sample_bulk(star, [torch.tensor([0])] * 4000, places)
     counts = torch.bincount(torch.cat([sample.nodes[1:] for sample in samples]), minlength=13)[1:]
     assert ((counts - 4000 / 12) ** 2 / (4000 / 12)).sum() < 31.3  # 0.999 quantile, 11 degrees of freedom
@@ -99,13 +93,13 @@ def test_each_sender_is_as_likely_as_any_other():
 def test_normalised_sums_are_right_on_average():
     graph = random_graph(80, 900, seed=1)
     weight = torch.rand(900, generator=torch.Generator().manual_seed(0))
-    graph = Graph(graph.indptr, graph.indices, graph.node_arrays, {"edge_weight": weight})
+    graph = lgd.Graph(graph.indptr, graph.indices, graph.node_arrays, {"edge_weight": weight})
     rows = torch.arange(80).repeat_interleave(graph.degrees())
     x = graph.node_arrays["x"]
     for name in (None, "edge_weight"):
         values = 1 / graph.degrees()[rows] if name is None else weight
         full = torch.zeros(80, 8).index_add_(0, rows, values[:, None] * x[graph.indices.long()])
-        sampler = RandomWalkSampler(2, 2, name, visits=1500)
+        sampler = lgd.RandomWalkSampler(2, 2, name, visits=1500)
         sums, met, loss = torch.zeros(80, 8), torch.zeros(80), torch.zeros(80)
         loader = over(GraphSource(graph, sampler), torch.arange(80), 4, seed=0, num_threads=0)
         for epoch in range(600):
@@ -124,42 +118,42 @@ def test_normalised_sums_are_right_on_average():
 
 def test_norms_are_counted_once_and_belong_to_the_sampler():
     graph = random_graph(80, 900, seed=1)
-    sampler = RandomWalkSampler(2, visits=3)
+    sampler = lgd.RandomWalkSampler(2, visits=3)
     first, second = one(sampler, graph, SEEDS % 80), one(sampler, graph, SEEDS % 80)
     assert first.edge_weight is not None
     assert first.node_norm is not None
     assert first.edge_weight.equal(second.edge_weight)
-    other = one(RandomWalkSampler(2, visits=4), graph, SEEDS % 80)
+    other = one(lgd.RandomWalkSampler(2, visits=4), graph, SEEDS % 80)
     assert first.nodes.equal(other.nodes)
     assert not first.edge_weight.equal(other.edge_weight)
-    assert one(RandomWalkSampler(2, visits=0), graph, SEEDS % 80).edge_weight is None
+    assert one(lgd.RandomWalkSampler(2, visits=0), graph, SEEDS % 80).edge_weight is None
 
 
 def test_walks_are_counted_from_the_training_nodes():
     graph = random_graph(80, 900, seed=1)
     mask = torch.arange(80) < 20
-    graph = Graph(graph.indptr, graph.indices, {"train_mask": mask}, {})
-    norm = one(RandomWalkSampler(2, 1, visits=20), graph, torch.arange(10)).node_norm
+    graph = lgd.Graph(graph.indptr, graph.indices, {"train_mask": mask}, {})
+    norm = one(lgd.RandomWalkSampler(2, 1, visits=20), graph, torch.arange(10)).node_norm
     assert norm is not None
     assert torch.allclose(norm[:10] * 80, torch.tensor(2.0), atol=0.5)  # a half of the 20 begin a batch
 
 
 def test_walks_are_counted_in_passes_over_the_training_nodes():
-    graph = Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64), 80)
-    norm = one(RandomWalkSampler(2, visits=3), graph, torch.arange(40)).node_norm
+    graph = lgd.Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.int64), 80)
+    norm = one(lgd.RandomWalkSampler(2, visits=3), graph, torch.arange(40)).node_norm
     assert torch.allclose(norm * 80, torch.tensor(2.0))  # every node is in one of two batches
 
 
 def test_walks_are_not_counted_from_nowhere():
-    graph = Graph(GRAPH.indptr, GRAPH.indices, {"train_mask": torch.zeros(GRAPH.num_nodes, dtype=torch.bool)})
+    graph = lgd.Graph(GRAPH.indptr, GRAPH.indices, {"train_mask": torch.zeros(GRAPH.num_nodes, dtype=torch.bool)})
     with pytest.raises(ValueError, match=r"train_mask marks none: .* visits=0"):
-        one(RandomWalkSampler(2), graph)
-    assert one(RandomWalkSampler(2, visits=0), graph).num_sampled_nodes[0] == SEEDS.numel()
+        one(lgd.RandomWalkSampler(2), graph)
+    assert one(lgd.RandomWalkSampler(2, visits=0), graph).num_sampled_nodes[0] == SEEDS.numel()
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_shadow_is_the_graph_around_each_seed(depth):
-    sample = one(ShadowSampler([-1] * depth, num_hops=2))
+    sample = one(lgd.ShadowSampler([-1] * depth, num_hops=2))
     rows = torch.arange(200).repeat_interleave(GRAPH.degrees())
     edge_index = torch.stack([GRAPH.indices.long(), rows])
     found = dense(sample)
@@ -178,22 +172,22 @@ def test_a_shadow_is_the_graph_around_each_seed(depth):
 
 
 def test_a_shadow_draws_what_neighbour_sampling_draws():
-    sample = one(ShadowSampler([3, 2], num_hops=2), seeds=SEEDS[:1])
-    drawn = NeighborSampler([3, 2]).sample_bulk(GRAPH, [SEEDS[:1]], [PLACE])[0]
+    sample = one(lgd.ShadowSampler([3, 2], num_hops=2), seeds=SEEDS[:1])
+    drawn = lgd.NeighborSampler([3, 2]).sample_bulk(GRAPH, [SEEDS[:1]], [PLACE])[0]
     assert sample.nodes.equal(drawn.nodes)
     assert sample.indices.numel() > drawn.indices.numel()
 
 
 def test_a_cluster_batch_is_the_chunks_of_its_seeds():
-    sample = one(ClusterSampler(2))
+    sample = one(lgd.ClusterSampler(2))
     chunk = GRAPH.node_arrays["chunk"]
     assert sample.nodes.sort().values.equal(torch.isin(chunk, chunk[SEEDS]).nonzero().view(-1))
 
 
 def test_the_loader_deals_seeds_chunk_by_chunk():
-    sampler = ClusterSampler(2)
+    sampler = lgd.ClusterSampler(2)
     assert isinstance(sampler, OrdersSeeds)
-    assert not isinstance(NeighborSampler([2]), OrdersSeeds)
+    assert not isinstance(lgd.NeighborSampler([2]), OrdersSeeds)
     loader = over(GraphSource(GRAPH, sampler), torch.arange(200), 5, seed=0)
     groups = []
     for epoch in range(3):
@@ -210,4 +204,4 @@ def test_the_loader_deals_seeds_chunk_by_chunk():
 @pytest.mark.parametrize("name", ["group", "x"])
 def test_chunks_are_integers(name):
     with pytest.raises(ValueError, match=f"no array '{name}' of integers"):
-        one(ClusterSampler(2, name))
+        one(lgd.ClusterSampler(2, name))

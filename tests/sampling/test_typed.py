@@ -9,16 +9,7 @@ import torch
 from torch_geometric.data import HeteroData
 from torch_geometric.utils import k_hop_subgraph
 
-from lightning_gnn_dist import (
-    ClusterSampler,
-    Graph,
-    LadiesSampler,
-    NeighborSampler,
-    RandomWalkSampler,
-    ShadowSampler,
-    WholePartSampler,
-    citations,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.engine.apart import places_of, take_apart
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
@@ -31,7 +22,7 @@ from tests.sampling.reference import random_graph
 GRAPHS = ("acm", "aifb", "baseball", "f1", "openflights", "stackex_quantum", "umls")
 
 
-def many_types(num_types: int, seed: int = 0, num_edges: int = 200) -> Graph:
+def many_types(num_types: int, seed: int = 0, num_edges: int = 200) -> lgd.Graph:
     """Two node types and so many edge types, of so many edges each, some of them in few rows."""
     generator = torch.Generator().manual_seed(seed)
     data = HeteroData()
@@ -40,11 +31,11 @@ def many_types(num_types: int, seed: int = 0, num_edges: int = 200) -> Graph:
         ends = ("a", f"r{number}", "b") if number % 3 else ("b", f"r{number}", "a")
         counts = [80 if end == "a" else 50 for end in ends[::2]]
         data[ends].edge_index = torch.stack([torch.randint(n, (num_edges,), generator=generator) for n in counts])
-    return Graph.from_pyg(data)
+    return lgd.Graph.from_pyg(data)
 
 
-def draw(graph: Graph, seeds: torch.Tensor, numbers: Any, key: BatchKey = PLACE, **more: Any) -> Sample:
-    return NeighborSampler(numbers, **more).sample_bulk(graph, [seeds], [key])[0]
+def draw(graph: lgd.Graph, seeds: torch.Tensor, numbers: Any, key: BatchKey = PLACE, **more: Any) -> Sample:
+    return lgd.NeighborSampler(numbers, **more).sample_bulk(graph, [seeds], [key])[0]
 
 
 ONE_PAGE = [
@@ -69,7 +60,7 @@ def test_it_is_the_one_page_sampler(num_types, num_edges, num_seeds, numbers, re
 
 
 def test_numbers_of_each_type_are_the_one_page_samplers():
-    graph = Graph.from_pyg(small())
+    graph = lgd.Graph.from_pyg(small())
     numbers = {kind: [number, 2 - number % 2] for number, kind in enumerate(EDGES)}  # 0 for the first one
     sample = draw(graph, torch.arange(6), numbers)
     nodes, _, edges = reference.sample(graph, list(range(6)), list(np.array(list(numbers.values())).T), PLACE)
@@ -77,7 +68,7 @@ def test_numbers_of_each_type_are_the_one_page_samplers():
     assert sample.edge_ids is not None and sample.edge_ids.tolist() == list(chain(*edges))
     by_name = {"__".join(kind): of for kind, of in numbers.items()}
     assert draw(graph, torch.arange(6), by_name).nodes.tolist() == nodes
-    assert hash(NeighborSampler(numbers)) == hash(NeighborSampler(by_name))
+    assert hash(lgd.NeighborSampler(numbers)) == hash(lgd.NeighborSampler(by_name))
 
 
 def test_one_type_is_a_graph_without_types():
@@ -88,7 +79,7 @@ def test_one_type_is_a_graph_without_types():
         [plain.indices.long(), torch.arange(300).repeat_interleave(plain.degrees())]
     )
     seeds = torch.arange(40)
-    one, other = draw(Graph.from_pyg(data), seeds, [5, 3]), draw(plain, seeds, [5, 3])
+    one, other = draw(lgd.Graph.from_pyg(data), seeds, [5, 3]), draw(plain, seeds, [5, 3])
     assert all(
         map(
             torch.equal,
@@ -100,7 +91,7 @@ def test_one_type_is_a_graph_without_types():
 
 def check_is_the_subgraph(data: HeteroData, kind: str, seeds: torch.Tensor, num_hops: int) -> None:
     """With all neighbours, nodes, edges and rows of every type are those of PyG's k-hop subgraph."""
-    graph = Graph.from_pyg(data, edge_ids=True, check_features=False)
+    graph = lgd.Graph.from_pyg(data, edge_ids=True, check_features=False)
     types = graph.types
     assert types is not None
     apart = take_apart(graph, draw(graph, types.to_global(kind, seeds), [-1] * num_hops))
@@ -129,7 +120,7 @@ def check_is_the_subgraph(data: HeteroData, kind: str, seeds: torch.Tensor, num_
 def test_without_a_limit_it_is_the_k_hop_subgraph(num_hops, seed):
     check_is_the_subgraph(small(seed), "paper", torch.tensor([3, 0, 7]), num_hops)
     check_is_the_subgraph(small(seed), "venue", torch.tensor([2]), num_hops)
-    data = citations(600, 2, seed=seed).to_pyg()
+    data = lgd.citations(600, 2, seed=seed).to_pyg()
     check_is_the_subgraph(data, "author", torch.arange(40, 60), num_hops)
 
 
@@ -153,12 +144,12 @@ def test_places_are_those_among_the_edges_of_a_type(num_types):
         assert places_of(graph, number, at[order]).equal(order)
 
 
-SUBGRAPHS = [ShadowSampler([2, 2], 2), RandomWalkSampler(2, visits=0), WholePartSampler(2)]
+SUBGRAPHS = [lgd.ShadowSampler([2, 2], 2), lgd.RandomWalkSampler(2, visits=0), lgd.WholePartSampler(2)]
 
 
 @pytest.mark.parametrize("sampler", SUBGRAPHS)
 def test_samplers_of_subgraphs_come_apart_too(sampler):
-    graph = Graph.from_pyg(small())
+    graph = lgd.Graph.from_pyg(small())
     sample = sampler.sample_bulk(graph, [torch.arange(4)], [PLACE])[0]
     apart = take_apart(graph, sample)
     assert sample.edge_ids is not None
@@ -174,7 +165,7 @@ def test_samplers_of_subgraphs_come_apart_too(sampler):
 
 
 def test_a_graph_that_was_damaged_is_refused():
-    graph = Graph.from_pyg(small())
+    graph = lgd.Graph.from_pyg(small())
     graph.types.edge_type[:] = 0
     with pytest.raises(ValueError, match="changed after the graph was checked"):
         take_apart(graph, draw(graph, torch.arange(4), [-1, -1]))
@@ -196,31 +187,37 @@ BAD: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_useless_numbers_are_refused(case):
     with pytest.raises(ValueError, match=BAD[case][1]):
-        NeighborSampler(BAD[case][0])
+        lgd.NeighborSampler(BAD[case][0])
 
 
 @pytest.mark.parametrize(
     ("sampler", "message"),
     [
         (
-            NeighborSampler(ALL | {("venue", "x", "paper"): [1, 1]}),
+            lgd.NeighborSampler(ALL | {("venue", "x", "paper"): [1, 1]}),
             r"names the edge type \('venue', 'x', 'paper'\), and",
         ),
-        (NeighborSampler({W: [2, 2]}), r"no numbers for the edge type .*: give it some, or \[0, 0\] to leave it out"),
-        (NeighborSampler([2], weight="edge_weight"), "weight .'edge_weight'. draws from graphs without types"),
-        (LadiesSampler([8]), "LadiesSampler draws from graphs without types, and this one has 3 node types: use Neigh"),
-        (ClusterSampler(2), "ClusterSampler draws from graphs without types"),
-        (MatrixSampler(NeighborSampler([2])), "MatrixSampler draws from graphs without types"),
-        (RandomWalkSampler(2), r"RandomWalkSampler\(visits=50\) draws from graphs without types"),
+        (
+            lgd.NeighborSampler({W: [2, 2]}),
+            r"no numbers for the edge type .*: give it some, or \[0, 0\] to leave it out",
+        ),
+        (lgd.NeighborSampler([2], weight="edge_weight"), "weight .'edge_weight'. draws from graphs without types"),
+        (
+            lgd.LadiesSampler([8]),
+            "LadiesSampler draws from graphs without types, and this one has 3 node types: use Neigh",
+        ),
+        (lgd.ClusterSampler(2), "ClusterSampler draws from graphs without types"),
+        (MatrixSampler(lgd.NeighborSampler([2])), "MatrixSampler draws from graphs without types"),
+        (lgd.RandomWalkSampler(2), r"RandomWalkSampler\(visits=50\) draws from graphs without types"),
     ],
 )
 def test_what_does_not_fit_the_types_is_refused(sampler, message):
     with pytest.raises(ValueError, match=message):
-        sampler.sample_bulk(Graph.from_pyg(small()), [torch.arange(3)], [PLACE])
+        sampler.sample_bulk(lgd.Graph.from_pyg(small()), [torch.arange(3)], [PLACE])
 
 
 def test_numbers_by_type_need_types():
     with pytest.raises(
         ValueError, match="numbers for 5 edge types, and this graph has no types: give one number per hop"
     ):
-        NeighborSampler(ALL).sample_bulk(random_graph(), [torch.arange(3)], [PLACE])
+        lgd.NeighborSampler(ALL).sample_bulk(random_graph(), [torch.arange(3)], [PLACE])

@@ -14,18 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_gnn_dist import (
-    Coverage,
-    EverySteps,
-    Graph,
-    GrappaStrategy,
-    Holding,
-    Launch,
-    LocalSGDStrategy,
-    NeighborSampler,
-    Partition,
-    Rotate,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE, plain_ddp
 from tests.placing import batches_of
@@ -58,7 +47,7 @@ def test_batches_without_coverage_make_it_ddp() -> None:
 
 def central_step(weights: str, level: str, world_size: int) -> State:
     """One SGD step along sum(w g) / sum(w), from the parts as a single process can build them."""
-    data = data_of(coverage=Coverage(level=level), **CUT)  # type: ignore[arg-type]
+    data = data_of(coverage=lgd.Coverage(level=level), **CUT)  # type: ignore[arg-type]
     module, total, whole = Model(), 0.0, []
     for rank in range(world_size):
         part = data.part(rank, world_size)
@@ -81,11 +70,11 @@ def central_step(weights: str, level: str, world_size: int) -> State:
     return state_of(module)
 
 
-def uneven() -> Partition:
+def uneven() -> lgd.Partition:
     """Three parts of very different size, so that counts of seeds differ too."""
     generator = torch.Generator().manual_seed(3)
     share = torch.rand(600, generator=generator)
-    return Partition(((share > 0.15).int() + (share > 0.4).int()).int(), 3)
+    return lgd.Partition(((share > 0.15).int() + (share > 0.4).int()).int(), 3)
 
 
 CUT: dict[str, Any] = {"partitioner": uneven()}
@@ -100,7 +89,7 @@ def steps(rank: int, world_size: int) -> list[State]:
     states = []
     for weights, level, weighs_nodes in WAYS:
         module = Model(weighs_nodes=weighs_nodes)
-        data = data_of(coverage=Coverage(level=level), **CUT)  # type: ignore[arg-type]
+        data = data_of(coverage=lgd.Coverage(level=level), **CUT)  # type: ignore[arg-type]
         trainer_of(world_size, grappa(weights=weights), max_epochs=1).fit(module, data)
         states.append(state_of(module))
     return states
@@ -113,7 +102,7 @@ def test_a_step_is_the_central_weighted_step() -> None:
             assert differs(state, central) < 1e-6, way
 
 
-def two_sides(*, inner_edge: bool) -> Graph:
+def two_sides(*, inner_edge: bool) -> lgd.Graph:
     """Two sides of twenty nodes, with edges from each to the other, and one that is not cut."""
     side = torch.arange(20)
     ends = [torch.stack([side, side + 20]), torch.stack([side + 20, side])]
@@ -121,10 +110,10 @@ def two_sides(*, inner_edge: bool) -> Graph:
         ends.append(torch.tensor([[20, 21], [21, 20]]))
     arrays = {"x": torch.randn(40, 8, generator=torch.Generator().manual_seed(0)), "y": torch.arange(40) % 4}
     arrays["train_mask"] = torch.ones(40, dtype=torch.bool)
-    return Graph.from_edge_index(torch.cat(ends, 1), 40, arrays)
+    return lgd.Graph.from_edge_index(torch.cat(ends, 1), 40, arrays)
 
 
-SIDES = Partition((torch.arange(40) >= 20).int(), 2)
+SIDES = lgd.Partition((torch.arange(40) >= 20).int(), 2)
 
 
 def steps_of_sides(rank: int, world_size: int) -> list[State]:
@@ -137,7 +126,7 @@ def steps_of_sides(rank: int, world_size: int) -> list[State]:
     return states
 
 
-def plain_step(inner_edge: bool, graph: Graph | None = None, by_class: Tensor | None = None) -> State:
+def plain_step(inner_edge: bool, graph: lgd.Graph | None = None, by_class: Tensor | None = None) -> State:
     """One step along the plain mean of all losses."""
     graph, losses = two_sides(inner_edge=inner_edge) if graph is None else graph, []
     data, module = data_of(graph, partitioner=SIDES), Model()
@@ -178,7 +167,7 @@ class Classes(Model):
         return losses.mean() if reduction == "none" else losses
 
 
-def unlike_sides() -> Graph:
+def unlike_sides() -> lgd.Graph:
     """Each side has two classes alone."""
     graph = two_sides(inner_edge=True)
     graph.node_arrays["y"] = torch.arange(40) // 10
@@ -205,7 +194,7 @@ def test_a_mean_over_seeds_weighs_classes_as_one_process_does() -> None:
 def said(rank: int, world_size: int, weighs_nodes: bool, options: dict[str, Any]) -> list[str]:
     """What two fits of two epochs say."""
     lines, trainer = hear(), trainer_of(world_size, grappa(), **options)
-    other_side = Partition((torch.arange(40) < 20).int(), 2)
+    other_side = lgd.Partition((torch.arange(40) < 20).int(), 2)
     for max_epochs in (2, 4):
         trainer.fit_loop.max_epochs = max_epochs
         trainer.fit(Model(weighs_nodes=weighs_nodes), data_of(two_sides(inner_edge=True), partitioner=other_side))
@@ -237,7 +226,7 @@ def sent(rank: int, world_size: int) -> tuple[float, float]:
             counts.append(collectives.traffic.bytes_sent - before)
 
     trainer = trainer_of(world_size, grappa(), callbacks=[Count()], max_epochs=3)
-    trainer.fit(module, data_of(batch_size=30, sampler=NeighborSampler([4, 4])))
+    trainer.fit(module, data_of(batch_size=30, sampler=lgd.NeighborSampler([4, 4])))
     values, steps = sum(p.numel() for p in module.parameters()), len(module.seen) // 3
     ring = 2 * (world_size - 1) / world_size
     return counts[2] - counts[1], ring * steps * (4 * values + 8 * 5) + (world_size - 1) * 8 * 3
@@ -252,7 +241,7 @@ def test_an_epoch_sends_gradients_five_numbers_a_step_and_three_at_its_end() -> 
 
 
 def test_backends_of_several_devices_are_known() -> None:
-    assert GrappaStrategy(launch=Launch(backend="cpu:gloo"))._process_group_backend == "cpu:gloo"
+    assert lgd.GrappaStrategy(launch=lgd.Launch(backend="cpu:gloo"))._process_group_backend == "cpu:gloo"
 
 
 # Replicas of Grappa: equal wherever a run ends, and the same when it was stopped and resumed.
@@ -262,7 +251,7 @@ def validated(rank: int, world_size: int, buffers: str) -> list[State]:
     module = Model(batch_norm=True, dropout=0.5)
     torch.manual_seed(rank)
     options = {"limit_val_batches": 1.0, "val_check_interval": 2}
-    data = data_of(batch_size=20, sampler=NeighborSampler([4, 4]))
+    data = data_of(batch_size=20, sampler=lgd.NeighborSampler([4, 4]))
     trainer_of(world_size, grappa(buffers=buffers), **options).fit(module, data)
     return module.validated
 
@@ -276,7 +265,7 @@ def test_replicas_are_equal_at_every_validation() -> None:
 def ended_early(rank: int, world_size: int, options: dict[str, Any]) -> tuple[State, set[str]]:
     """A fit that ends in the middle of an epoch: its weights, and the names of its figures."""
     module = Model(batch_norm=True)
-    strategy, data = grappa(), data_of(batch_size=20, sampler=NeighborSampler([4, 4]))
+    strategy, data = grappa(), data_of(batch_size=20, sampler=lgd.NeighborSampler([4, 4]))
     if options.pop("leave", False):
         module.on_train_batch_start = lambda batch, idx: -1 if idx == 3 else None  # type: ignore[assignment]
     trainer = trainer_of(world_size, strategy, **options)
@@ -302,7 +291,7 @@ def stopped_and_resumed(
     rank: int, world_size: int, folder: str, stop_at: int, limits: dict[str, Any]
 ) -> tuple[State, State, list[Any]]:
     """Six epochs in super-epochs of two; a second run goes on from the checkpoint of a step in the middle."""
-    settings = {"holding": Holding(Rotate()), "batch_size": 30, "sampler": NeighborSampler([4, 4])}
+    settings = {"holding": lgd.Holding(lgd.Rotate()), "batch_size": 30, "sampler": lgd.NeighborSampler([4, 4])}
     states, seen = [], []
     for ckpt_path in (None, f"{folder}/step={stop_at}.ckpt"):
         module = Model(dropout=0.5, batch_norm=True)
@@ -352,7 +341,7 @@ def saved(rank: int, world_size: int, folder: str) -> dict[str, tuple[State, Sta
         ModelCheckpoint(folder, filename="time-{step}", train_time_interval=timedelta(0), save_top_k=-1),
     ]
     trainer = trainer_of(world_size, grappa(), callbacks=[Keeps(), *saves], enable_checkpointing=True, max_epochs=1)
-    trainer.fit(Model(batch_norm=True), data_of(batch_size=20, sampler=NeighborSampler([4, 4])))
+    trainer.fit(Model(batch_norm=True), data_of(batch_size=20, sampler=lgd.NeighborSampler([4, 4])))
     files = {"by_hand": "by_hand", "full": "full", "weights": "weights", "time": "time-step=3"}
     states = {name: torch.load(f"{folder}/{file}.ckpt", weights_only=True) for name, file in files.items()}
     return {name: (state["state_dict"], own["norm"]) for name, state in states.items()}
@@ -379,7 +368,7 @@ def fit_from(rank: int, world_size: int, folder: str, ckpt_path: str | None) -> 
     saves = ModelCheckpoint(folder, filename="last", save_on_exception=True, enable_version_counter=False)
     trainer = trainer_of(world_size, grappa(), callbacks=[saves], enable_checkpointing=True)
     module = Fails(batch_norm=True) if ckpt_path is None else Model(batch_norm=True)
-    trainer.fit(module, data_of(batch_size=20, sampler=NeighborSampler([4, 4])), ckpt_path=ckpt_path)
+    trainer.fit(module, data_of(batch_size=20, sampler=lgd.NeighborSampler([4, 4])), ckpt_path=ckpt_path)
 
 
 def test_a_checkpoint_of_one_rank_after_an_exception_has_weights_and_is_not_resumed(tmp_path: Path) -> None:
@@ -401,7 +390,7 @@ def terminated(rank: int, world_size: int) -> int:
     module = Slow()
     trainer = trainer_of(world_size, grappa(), max_epochs=50)
     with pytest.raises(SystemExit):
-        trainer.fit(module, data_of(batch_size=10, sampler=NeighborSampler([4, 4])))
+        trainer.fit(module, data_of(batch_size=10, sampler=lgd.NeighborSampler([4, 4])))
     return len(module.seen)
 
 
@@ -427,7 +416,7 @@ def test_a_buffer_that_is_new_since_the_checkpoint_keeps_its_value(tmp_path: Pat
 
 def resume_from_rounds(rank: int, world_size: int, folder: str) -> None:
     path = f"{folder}/rounds.ckpt"
-    trainer = trainer_of(world_size, LocalSGDStrategy(EverySteps(2), **PATIENCE))
+    trainer = trainer_of(world_size, lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE))
     trainer.fit(Model(), data_of())
     trainer.save_checkpoint(path)
     trainer_of(world_size, grappa()).fit(Model(), data_of(), ckpt_path=path)

@@ -9,16 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset
 
-from lightning_gnn_dist import (
-    GrappaStrategy,
-    Holding,
-    Loading,
-    LocalSGDStrategy,
-    NeighborSampler,
-    Partition,
-    Redeal,
-    Rotate,
-)
+import lightning_gnn_dist as lgd
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import Net, State, batches, differs, fit, state_of
@@ -34,8 +25,8 @@ def few_labels(rank: int, world_size: int) -> tuple[list[list[int]], int, State]
     lone[seeds[:3]] = 1  # rank 1 has three seeds, rank 0 all others
     module = Model()
     trainer = trainer_of(world_size, grappa())
-    options = {"coverage": None, "batch_size": 20, "sampler": NeighborSampler([4, 4])}
-    trainer.fit(module, data_of(source, partitioner=Partition(lone, 2), **options))
+    options = {"coverage": None, "batch_size": 20, "sampler": lgd.NeighborSampler([4, 4])}
+    trainer.fit(module, data_of(source, partitioner=lgd.Partition(lone, 2), **options))
     counted = [ids.tolist() for ids, is_filler in module.seen if not is_filler]
     return counted, len(module.seen), state_of(module)
 
@@ -53,7 +44,7 @@ def filled_up(rank: int, world_size: int) -> list[State]:
     source, states = graph(), []
     seeds = source.split("train")
     source.node_arrays["train_mask"] = torch.zeros(600, dtype=torch.bool).index_fill_(0, seeds[:6], True)
-    sides = Partition(torch.zeros(600, dtype=torch.int32).index_fill_(0, seeds[:3], 1), 2)
+    sides = lgd.Partition(torch.zeros(600, dtype=torch.int32).index_fill_(0, seeds[:3], 1), 2)
     for num_batches in (3, 5):
         data = data_of(source, partitioner=sides, batch_size=1)
         data._task.num_batches = lambda count=num_batches: count  # type: ignore[method-assign,misc]
@@ -84,7 +75,7 @@ def logged(rank: int, world_size: int) -> tuple[Tensor, float]:
     source = graph()
     seeds = source.split("train")
     source.node_arrays["train_mask"] = torch.zeros(600, dtype=torch.bool).index_fill_(0, seeds[:6], True)
-    sides = Partition(torch.zeros(600, dtype=torch.int32).index_fill_(0, seeds[:1], 1), 2)
+    sides = lgd.Partition(torch.zeros(600, dtype=torch.int32).index_fill_(0, seeds[:1], 1), 2)
     module = Logs()
     trainer = trainer_of(world_size, grappa(), max_epochs=1)
     trainer.fit(module, data_of(source, partitioner=sides, batch_size=1))
@@ -99,21 +90,21 @@ def test_what_is_logged_without_fillers_is_the_mean_over_all_seeds() -> None:
 
 def rotating(rank: int, world_size: int, residency: Any) -> list[list[int]]:
     module = Model()
-    data = data_of(holding=Holding(residency, every=2), batch_size=40, loading=Loading(num_threads=1))
+    data = data_of(holding=lgd.Holding(residency, every=2), batch_size=40, loading=lgd.Loading(num_threads=1))
     trainer = trainer_of(world_size, grappa(), max_epochs=6)
     trainer.fit(module, data)
     steps = len(module.seen) // 6
     return [torch.cat([ids for ids, _ in module.seen[e * steps : (e + 1) * steps]]).tolist() for e in range(6)]
 
 
-@pytest.mark.parametrize("residency", [Rotate(), pytest.param(Redeal(30), marks=pytest.mark.slow)], ids=repr)
+@pytest.mark.parametrize("residency", [lgd.Rotate(), pytest.param(lgd.Redeal(30), marks=pytest.mark.slow)], ids=repr)
 def test_every_training_node_is_a_seed_once_an_epoch(residency: Any) -> None:
     everyone = graph().split("train").tolist()
     epochs = list(zip(*run_ranks(rotating, 3, residency), strict=True))
     for ranks in epochs:
         assert sorted(node for ids in ranks for node in ids) == everyone
     same = [set(epochs[0][rank]) == set(epochs[2][rank]) for rank in range(3)]
-    assert all(same) == isinstance(residency, Rotate)
+    assert all(same) == isinstance(residency, lgd.Rotate)
 
 
 # What is refused.
@@ -139,7 +130,7 @@ def endless_loader(rank: int, world_size: int, strategy: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "message"), [(GrappaStrategy, "not say how many it has"), (LocalSGDStrategy, "with a length")]
+    ("strategy", "message"), [(lgd.GrappaStrategy, "not say how many it has"), (lgd.LocalSGDStrategy, "with a length")]
 )
 def test_a_loader_without_a_length_is_refused(strategy: Any, message: str) -> None:
     with pytest.raises(RankError, match=message) as error:

@@ -8,17 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Correction,
-    DiscrepancyProbe,
-    Drift,
-    EverySteps,
-    GlobalBatching,
-    LLCGStrategy,
-    LocalSGDStrategy,
-    MetisPartitioner,
-    NeighborSampler,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.strategies import llcg
 from lightning_gnn_dist.strategies.correction import CorrectionSteps, StepsOnRank0
 from tests.data_fitting import trainer
@@ -33,12 +23,12 @@ from tests.strategies.graph_fitting import Batched, Remembering, data_module, fi
 
 def without_correction(rank: int, world_size: int) -> tuple[State, State]:
     states = []
-    for strategy in (LocalSGDStrategy, LLCGStrategy):
+    for strategy in (lgd.LocalSGDStrategy, lgd.LLCGStrategy):
         plain = {"correction": None, "drift": None, "average_optimizer": False, "outer": None}
-        options = {"weights": "nodes"} | ({} if strategy is LocalSGDStrategy else plain)
+        options = {"weights": "nodes"} | ({} if strategy is lgd.LocalSGDStrategy else plain)
         module = model(dropout=0.3)
         torch.manual_seed(rank)
-        fit(strategy(EverySteps(3), **PATIENCE, **options), module, data_module(), world_size)
+        fit(strategy(lgd.EverySteps(3), **PATIENCE, **options), module, data_module(), world_size)
         states.append(state_of(module))
     return states[0], states[1]
 
@@ -55,10 +45,10 @@ def test_llcg_without_correction_is_local_sgd() -> None:
 def corrected(rank: int, world_size: int, settings: list[tuple[str, int]]) -> list[State]:
     states = []
     for way, correction_batch_size in settings:
-        correction = Correction.as_published(3, way)  # type: ignore[arg-type]
-        strategy = LLCGStrategy.as_published(EverySteps(2), correction=correction, **PATIENCE)
-        everything = NeighborSampler([-1, -1])
-        data = data_module(global_batching=GlobalBatching(batch_size=correction_batch_size, sampler=everything))
+        correction = lgd.Correction.as_published(3, way)  # type: ignore[arg-type]
+        strategy = lgd.LLCGStrategy.as_published(lgd.EverySteps(2), correction=correction, **PATIENCE)
+        everything = lgd.NeighborSampler([-1, -1])
+        data = data_module(global_batching=lgd.GlobalBatching(batch_size=correction_batch_size, sampler=everything))
         module = model()
         fit(strategy, module, data, world_size, max_epochs=2)
         states.append(state_of(module))
@@ -80,16 +70,19 @@ def test_sliced_correction_is_the_single_servers(correction_batch_size: int) -> 
 
 
 REPLICAS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "paper": ({"correction": Correction(2), "drift": None, "average_optimizer": False, "outer": None}, {}),
+    "paper": ({"correction": lgd.Correction(2), "drift": None, "average_optimizer": False, "outer": None}, {}),
     "default": ({}, {}),
-    "rank0": ({"correction": Correction(0.5, "rank0", lr="local")}, {}),
-    "clipped": ({"drift": Drift("ranks"), "correction": None}, {"gradient_clip_val": 0.1}),
-    "bf16": ({"drift": Drift("global"), "average_optimizer": True, "buffers": "average"}, {"precision": "bf16-mixed"}),
-    "accumulated": ({"drift": Drift("global"), "weights": "nodes"}, {"accumulate_grad_batches": 2}),
-    "averaged": ({"correction": Correction(optimizer="averaged"), "average_optimizer": False}, {}),
+    "rank0": ({"correction": lgd.Correction(0.5, "rank0", lr="local")}, {}),
+    "clipped": ({"drift": lgd.Drift("ranks"), "correction": None}, {"gradient_clip_val": 0.1}),
+    "bf16": (
+        {"drift": lgd.Drift("global"), "average_optimizer": True, "buffers": "average"},
+        {"precision": "bf16-mixed"},
+    ),
+    "accumulated": ({"drift": lgd.Drift("global"), "weights": "nodes"}, {"accumulate_grad_batches": 2}),
+    "averaged": ({"correction": lgd.Correction(optimizer="averaged"), "average_optimizer": False}, {}),
     "statistics": ({"buffers": "global", "correction": None}, {}),
-    "persistent": ({"correction": Correction(optimizer="persistent", lr=0.003)}, {}),
-    "function": ({"correction": Correction(optimizer=partial(torch.optim.SGD, lr=0.5))}, {}),
+    "persistent": ({"correction": lgd.Correction(optimizer="persistent", lr=0.003)}, {}),
+    "function": ({"correction": lgd.Correction(optimizer=partial(torch.optim.SGD, lr=0.5))}, {}),
 }
 
 
@@ -100,10 +93,10 @@ def equal_replicas(rank: int, world_size: int, names: list[str]) -> dict[str, St
     states = {}
     for name in names:
         options, limits = REPLICAS[name]
-        strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)
+        strategy = lgd.LLCGStrategy(lgd.EverySteps(3), **options, **PATIENCE)
         module = model(Batched, dropout=0.5, blocks="precision" not in limits)
         torch.manual_seed(rank)
-        data = data_module(partitioner=MetisPartitioner())
+        data = data_module(partitioner=lgd.MetisPartitioner())
         fit(strategy, module, data, world_size, max_epochs=2, limit_val_batches=0, **limits)
         state = state_of(module).items()
         states[name] = {key: value for key, value in state if not key.startswith(("losses", "accuracy"))}
@@ -134,7 +127,7 @@ def shares(rank: int, world_size: int, share: float) -> tuple[int, list[int]]:
             super().take(first, last)
 
     llcg.WAYS["sliced"] = Watch
-    strategy = LLCGStrategy(Unequal(), correction=Correction(share), **PATIENCE)
+    strategy = lgd.LLCGStrategy(Unequal(), correction=lgd.Correction(share), **PATIENCE)
     trainer = fit(strategy, model(), data_module(), world_size, max_epochs=2)
     return trainer.global_step, counted
 
@@ -181,8 +174,8 @@ def longest_correction(
             moves.append(torch.nn.utils.parameters_to_vector(parameters).detach() - before)
 
     llcg.WAYS[correction] = Watch
-    chosen = Correction.as_published(2, correction)  # type: ignore[arg-type]
-    strategy = LLCGStrategy.as_published(EverySteps(2), correction=chosen, **PATIENCE)
+    chosen = lgd.Correction.as_published(2, correction)  # type: ignore[arg-type]
+    strategy = lgd.LLCGStrategy.as_published(lgd.EverySteps(2), correction=chosen, **PATIENCE)
     fit(strategy, model(kind), data_module(), world_size, max_epochs=2, **options)
     return max((float(move.norm()) for move in moves), default=0), max((float(m.abs().max()) for m in moves), default=0)
 
@@ -217,8 +210,8 @@ def logged(rank: int, world_size: int) -> list[list[float]]:
     """Without corrections, and with five."""
     found = []
     for strategy in (
-        LLCGStrategy.as_published(EverySteps(4), correction=None, **PATIENCE),
-        LLCGStrategy(EverySteps(4), correction=Correction(5, lr=1e-12), **PATIENCE),
+        lgd.LLCGStrategy.as_published(lgd.EverySteps(4), correction=None, **PATIENCE),
+        lgd.LLCGStrategy(lgd.EverySteps(4), correction=lgd.Correction(5, lr=1e-12), **PATIENCE),
     ):
         trainer = fit(strategy, model(Logged), data_module(), world_size, max_epochs=1, limit_val_batches=0)
         found.append([float(trainer.callback_metrics[name]) for name in ("train_loss", "plain_loss", "seeds")])
@@ -236,8 +229,14 @@ def test_corrections_do_not_reach_the_epochs_means() -> None:
 
 def remembered(rank: int, world_size: int, options: dict[str, Any]) -> State:
     module = model(Remembering)
-    strategy = LLCGStrategy(EverySteps(3), correction=Correction(2, lr="local"), **options, **PATIENCE)
-    fit(strategy, module, data_module(partitioner=MetisPartitioner()), world_size, callbacks=[DiscrepancyProbe()])
+    strategy = lgd.LLCGStrategy(lgd.EverySteps(3), correction=lgd.Correction(2, lr="local"), **options, **PATIENCE)
+    fit(
+        strategy,
+        module,
+        data_module(partitioner=lgd.MetisPartitioner()),
+        world_size,
+        callbacks=[lgd.DiscrepancyProbe()],
+    )
     return {name: value for name, value in state_of(module).items() if name in ("mean_loss", "steps")}
 
 
@@ -256,13 +255,13 @@ def test_what_is_measured_moves_no_buffer_and_all_are_averaged(options: dict[str
 
 
 def tampered(rank: int, world_size: int) -> None:
-    class Tamper(LocalSGDStrategy):
+    class Tamper(lgd.LocalSGDStrategy):
         def end_round(self) -> None:
             super().end_round()
             if self.state.round_idx == 1 and rank == 1:
                 next(self._module().parameters()).data.view(-1)[3] += 1e-6
 
-    fit(Tamper(EverySteps(2), **PATIENCE), model(), data_module(), world_size)
+    fit(Tamper(lgd.EverySteps(2), **PATIENCE), model(), data_module(), world_size)
 
 
 def test_the_checksum_names_the_rank_that_differs() -> None:
@@ -275,31 +274,33 @@ def test_the_checksum_names_the_rank_that_differs() -> None:
 
 def test_corrections_that_could_not_work_are_refused() -> None:
     with pytest.raises(ValueError, match="set it where you make that"):
-        Correction(optimizer=torch.optim.Adam, lr=0.1)
+        lgd.Correction(optimizer=torch.optim.Adam, lr=0.1)
 
 
 def test_no_default_follows_another_argument() -> None:
     names = ("correction", "average_optimizer", "outer", "weights", "drift")
-    usual = {name: getattr(LLCGStrategy(), name) for name in names}
+    usual = {name: getattr(lgd.LLCGStrategy(), name) for name in names}
     for name, other in {"correction": None, "drift": None, "average_optimizer": False, "outer": None}.items():
-        strategy = LLCGStrategy(**{name: other})  # type: ignore[arg-type]
+        strategy = lgd.LLCGStrategy(**{name: other})  # type: ignore[arg-type]
         assert {each: getattr(strategy, each) for each in names} == usual | {name: other}
 
 
 def test_the_papers_method_has_a_name() -> None:
-    strategy = LLCGStrategy.as_published(EverySteps(4))
+    strategy = lgd.LLCGStrategy.as_published(lgd.EverySteps(4))
     assert (strategy.drift, strategy.outer, strategy.average_optimizer, strategy.weights) == (
         None,
         None,
         False,
         "uniform",
     )
-    assert strategy.correction == Correction(1, "sliced", "persistent", "local")
-    assert GlobalBatching.as_published(3) == GlobalBatching(sampler=NeighborSampler([-1, -1, -1]))
+    assert strategy.correction == lgd.Correction(1, "sliced", "persistent", "local")
+    assert lgd.GlobalBatching.as_published(3) == lgd.GlobalBatching(sampler=lgd.NeighborSampler([-1, -1, -1]))
     assert pickle.loads(pickle.dumps(strategy.correction)) == strategy.correction
 
 
-@pytest.mark.parametrize("strategy", [LLCGStrategy(), LocalSGDStrategy(drift=Drift())], ids=["llcg", "drift"])
+@pytest.mark.parametrize(
+    "strategy", [lgd.LLCGStrategy(), lgd.LocalSGDStrategy(drift=lgd.Drift())], ids=["llcg", "drift"]
+)
 def test_a_fit_without_the_graph_is_refused(strategy: Any) -> None:
     with pytest.raises(RankError, match=r"needs a data module with .* as PartitionedDataModule has"):
         run_ranks(fit_without_the_graph, 2, strategy)
@@ -307,7 +308,7 @@ def test_a_fit_without_the_graph_is_refused(strategy: Any) -> None:
 
 def test_the_setting_that_needs_the_graph_is_named() -> None:
     with pytest.raises(RankError, match='buffers="global" needs a data module with correction_batches'):
-        run_ranks(fit_without_the_graph, 2, LLCGStrategy.as_published(correction=None, buffers="global"))
+        run_ranks(fit_without_the_graph, 2, lgd.LLCGStrategy.as_published(correction=None, buffers="global"))
 
 
 def fit_without_the_graph(rank: int, world_size: int, strategy: Any) -> None:

@@ -12,19 +12,7 @@ from lightning.pytorch.callbacks import BaseFinetuning, ModelCheckpoint
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_gnn_dist import (
-    Correction,
-    Drift,
-    EverySteps,
-    GlobalBatching,
-    Graph,
-    Isolated,
-    LLCGStrategy,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    WholePartSampler,
-)
+import lightning_gnn_dist as lgd
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
@@ -58,11 +46,11 @@ def plain() -> Plain:
     return Plain()
 
 
-def double_graph() -> tuple[Graph, Partition]:
+def double_graph() -> tuple[lgd.Graph, lgd.Partition]:
     """A graph, and parts of 44, 133 and 223 nodes."""
     graph = small_graph()
     graph.node_arrays["x"] = graph.node_arrays["x"].double()
-    return graph, Partition((torch.arange(400).sqrt() / 20 * RANKS).int(), RANKS)
+    return graph, lgd.Partition((torch.arange(400).sqrt() / 20 * RANKS).int(), RANKS)
 
 
 def in_rounds(rank: int, world_size: int, settings: list[tuple[Any, int]]) -> list[State]:
@@ -70,16 +58,16 @@ def in_rounds(rank: int, world_size: int, settings: list[tuple[Any, int]]) -> li
     found = []
     for reducer, steps in settings:
         graph, partition = double_graph()
-        data = PartitionedDataModule(
+        data = lgd.PartitionedDataModule(
             graph,
             partitioner=partition,
-            sampler=WholePartSampler(2),
+            sampler=lgd.WholePartSampler(2),
             batch_size=10**6,
-            boundary=Isolated(),
-            global_batching=GlobalBatching(batch_size=10**6, sampler=NeighborSampler([-1, -1])),
+            boundary=lgd.Isolated(),
+            global_batching=lgd.GlobalBatching(batch_size=10**6, sampler=lgd.NeighborSampler([-1, -1])),
         )
         module = plain()
-        strategy = LLCGStrategy(EverySteps(steps), reducer=reducer, **PATIENCE)
+        strategy = lgd.LLCGStrategy(lgd.EverySteps(steps), reducer=reducer, **PATIENCE)
         fit(strategy, module, data, world_size, max_epochs=ROUNDS, limit_val_batches=0)
         state = {name: value for name, value in state_of(module).items() if not name.startswith("accuracy")}
         found.append(state)
@@ -156,8 +144,8 @@ def test_a_round_is_that_by_hand() -> None:
 def calls(rank: int, world_size: int) -> list[float]:
     """How often a rank calls the step in the second round, of ten local steps."""
     counted = []
-    for drift in (Drift(), Drift(anchor_steps=1)):
-        strategy = LLCGStrategy(EverySteps(10), drift=drift, **PATIENCE)
+    for drift in (lgd.Drift(), lgd.Drift(anchor_steps=1)):
+        strategy = lgd.LLCGStrategy(lgd.EverySteps(10), drift=drift, **PATIENCE)
         trainer = fit(strategy, model(), data_module(), world_size, max_epochs=2, limit_val_batches=0)
         counted.append(float(trainer.callback_metrics["round/gradients"]) / world_size)
     return counted
@@ -180,7 +168,7 @@ def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: 
         module = model(kind, dropout=0.5)
         torch.manual_seed(rank)
         saver = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, enable_version_counter=False)
-        strategy = LLCGStrategy(EverySteps(4, growth=1.5, limit=8), **options, **PATIENCE)
+        strategy = lgd.LLCGStrategy(lgd.EverySteps(4, growth=1.5, limit=8), **options, **PATIENCE)
         settings = {"enable_checkpointing": True, "callbacks": [saver], "max_epochs": 4, "limit_val_batches": 0}
         fit(strategy, module, data_module(), world_size, path, **settings)
         states.append(state_of(module))
@@ -192,10 +180,10 @@ def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: 
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        pytest.param(SAGE, PLAIN | {"correction": Correction.as_published(2)}, marks=pytest.mark.slow),
-        pytest.param(SAGE, {"drift": Drift("ranks"), "correction": None}, marks=pytest.mark.slow),
-        (SAGE, {"drift": Drift("global"), "correction": Correction(0.5, lr="local")}),
-        pytest.param(SAGE, {"correction": Correction(optimizer="persistent")}, marks=pytest.mark.slow),
+        pytest.param(SAGE, PLAIN | {"correction": lgd.Correction.as_published(2)}, marks=pytest.mark.slow),
+        pytest.param(SAGE, {"drift": lgd.Drift("ranks"), "correction": None}, marks=pytest.mark.slow),
+        (SAGE, {"drift": lgd.Drift("global"), "correction": lgd.Correction(0.5, lr="local")}),
+        pytest.param(SAGE, {"correction": lgd.Correction(optimizer="persistent")}, marks=pytest.mark.slow),
         pytest.param(Remembering, {}, marks=pytest.mark.slow),
     ],
     ids=["paper", "ranks", "global", "persistent", "buffers"],
@@ -235,7 +223,7 @@ def resumed_after_unfreezing(rank: int, world_size: int, folder: str, again: boo
         module = model(TrainsWhatIsNotFrozen)
         saver = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1, enable_version_counter=False)
         settings = {"enable_checkpointing": True, "callbacks": [saver, Unfreeze(again)]}
-        fit(LLCGStrategy(EverySteps(2), **PATIENCE), module, data_module(), world_size, path, **settings)
+        fit(lgd.LLCGStrategy(lgd.EverySteps(2), **PATIENCE), module, data_module(), world_size, path, **settings)
         states.append(state_of(module))
     return states[0], states[1]
 

@@ -12,27 +12,7 @@ from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Drift,
-    EverySteps,
-    GlobalBatching,
-    GrappaStrategy,
-    Halo,
-    Holding,
-    Isolated,
-    Launch,
-    LLCGStrategy,
-    LocalSGDStrategy,
-    MetisPartitioner,
-    NeighborSampler,
-    Outer,
-    PartitionedDataModule,
-    RandomPartitioner,
-    Redeal,
-    SuperNodePartitioner,
-    TMAStrategy,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.ranks import run_ranks
@@ -42,12 +22,12 @@ from tests.strategies.graph_fitting import Batched, data_module, fit, model, sma
 # A pass has ten steps.
 MADE: dict[str, Callable[[], Any]] = {
     "plain": lambda: SingleDeviceStrategy(torch.device("cpu")),
-    "grappa": lambda: GrappaStrategy(**PATIENCE),
-    "local_sgd": lambda: LocalSGDStrategy(**PATIENCE),
-    "local_sgd of equal weights": lambda: LocalSGDStrategy(EverySteps(10), weights="uniform", **PATIENCE),
-    "tma": lambda: TMAStrategy(EverySteps(10), **PATIENCE),
-    "llcg": lambda: LLCGStrategy(**PATIENCE),
-    "llcg with drift of ranks": lambda: LLCGStrategy(drift=Drift("ranks"), buffers="global", **PATIENCE),
+    "grappa": lambda: lgd.GrappaStrategy(**PATIENCE),
+    "local_sgd": lambda: lgd.LocalSGDStrategy(**PATIENCE),
+    "local_sgd of equal weights": lambda: lgd.LocalSGDStrategy(lgd.EverySteps(10), weights="uniform", **PATIENCE),
+    "tma": lambda: lgd.TMAStrategy(lgd.EverySteps(10), **PATIENCE),
+    "llcg": lambda: lgd.LLCGStrategy(**PATIENCE),
+    "llcg with drift of ranks": lambda: lgd.LLCGStrategy(drift=lgd.Drift("ranks"), buffers="global", **PATIENCE),
 }
 
 
@@ -79,9 +59,11 @@ def statistics(rank: int, world_size: int) -> list[tuple[Tensor, Tensor, float |
     found = []
     for buffers in ("global", "average"):
         module = model(Batched, dropout=0.5)
-        strategy = LLCGStrategy(EverySteps(3), buffers=buffers, drift=Drift("global", anchor_steps=1), **PATIENCE)  # type: ignore[arg-type]
-        everything = GlobalBatching(batch_size=10**6, sampler=NeighborSampler([-1, -1]))
-        data = data_module(partitioner=MetisPartitioner(), global_batching=everything)
+        strategy = lgd.LLCGStrategy(
+            lgd.EverySteps(3), buffers=buffers, drift=lgd.Drift("global", anchor_steps=1), **PATIENCE
+        )  # type: ignore[arg-type]
+        everything = lgd.GlobalBatching(batch_size=10**6, sampler=lgd.NeighborSampler([-1, -1]))
+        data = data_module(partitioner=lgd.MetisPartitioner(), global_batching=everything)
         fit(strategy, module, data, world_size)
         found.append((module.norm.running_mean, module.norm.running_var, module.norm.momentum))
     return found
@@ -98,8 +80,8 @@ def test_global_statistics_are_those_of_the_whole_graph() -> None:
 
 def statistics_of_one_seed(rank: int, world_size: int) -> tuple[Tensor, Tensor]:
     module = model(Batched)
-    strategy = LLCGStrategy.as_published(EverySteps(2), buffers="global", correction=None, **PATIENCE)
-    data = data_module(global_batching=GlobalBatching(batch_size=1))
+    strategy = lgd.LLCGStrategy.as_published(lgd.EverySteps(2), buffers="global", correction=None, **PATIENCE)
+    data = data_module(global_batching=lgd.GlobalBatching(batch_size=1))
     fit(strategy, module, data, world_size, max_epochs=1, limit_val_batches=0)
     seen = torch.stack([batch.x.mean(0) for batch in data.correction_batches(0, sliced=False, stop=4)])
     return module.norm.running_mean, seen.mean(0)
@@ -126,7 +108,7 @@ class FrozenNorm(pl.Callback):
 
 def frozen_statistics(rank: int, world_size: int) -> tuple[list[bool], Tensor]:
     module = model(Batched)
-    strategy = LLCGStrategy(EverySteps(3), buffers="global", **PATIENCE)
+    strategy = lgd.LLCGStrategy(lgd.EverySteps(3), buffers="global", **PATIENCE)
     fit(strategy, module, data_module(), world_size, callbacks=[frozen := FrozenNorm()], limit_val_batches=0)
     return frozen.stayed, module.norm.running_mean
 
@@ -144,17 +126,27 @@ def test_a_frozen_layer_keeps_its_statistics() -> None:
 
 UNLIKE = {"homophily": 1.0, "mean_degree": 20.0}  # METIS gives every part classes of its own
 SPARSE = {"homophily": 0.5, "mean_degree": 2.0}
-ONE_STEP = EverySteps(1)
+ONE_STEP = lgd.EverySteps(1)
 AVERAGES: dict[str, Any] = {"clock": ONE_STEP, **PATIENCE}
 CASES: list[tuple[dict[str, float], dict[str, Any], Any, str]] = [
-    (UNLIKE, {"partitioner": MetisPartitioner()}, LocalSGDStrategy(**AVERAGES), "different labels"),
-    (UNLIKE, {"partitioner": MetisPartitioner(), "boundary": Halo()}, TMAStrategy(**AVERAGES), "different labels"),
-    (UNLIKE, {"partitioner": MetisPartitioner()}, LocalSGDStrategy(**AVERAGES, drift=Drift()), ""),
-    (UNLIKE, {"partitioner": MetisPartitioner()}, LLCGStrategy(**AVERAGES), ""),
-    (UNLIKE, {"partitioner": MetisPartitioner(), "holding": Holding(Redeal(8))}, LocalSGDStrategy(**AVERAGES), ""),
-    (UNLIKE, {"partitioner": SuperNodePartitioner(100)}, LocalSGDStrategy(**AVERAGES), ""),
-    (SPARSE, {"partitioner": RandomPartitioner()}, LocalSGDStrategy(**AVERAGES), "lost all their neighbours"),
-    (SPARSE, {"partitioner": RandomPartitioner(), "boundary": Halo()}, LocalSGDStrategy(**AVERAGES), ""),
+    (UNLIKE, {"partitioner": lgd.MetisPartitioner()}, lgd.LocalSGDStrategy(**AVERAGES), "different labels"),
+    (
+        UNLIKE,
+        {"partitioner": lgd.MetisPartitioner(), "boundary": lgd.Halo()},
+        lgd.TMAStrategy(**AVERAGES),
+        "different labels",
+    ),
+    (UNLIKE, {"partitioner": lgd.MetisPartitioner()}, lgd.LocalSGDStrategy(**AVERAGES, drift=lgd.Drift()), ""),
+    (UNLIKE, {"partitioner": lgd.MetisPartitioner()}, lgd.LLCGStrategy(**AVERAGES), ""),
+    (
+        UNLIKE,
+        {"partitioner": lgd.MetisPartitioner(), "holding": lgd.Holding(lgd.Redeal(8))},
+        lgd.LocalSGDStrategy(**AVERAGES),
+        "",
+    ),
+    (UNLIKE, {"partitioner": lgd.SuperNodePartitioner(100)}, lgd.LocalSGDStrategy(**AVERAGES), ""),
+    (SPARSE, {"partitioner": lgd.RandomPartitioner()}, lgd.LocalSGDStrategy(**AVERAGES), "lost all their neighbours"),
+    (SPARSE, {"partitioner": lgd.RandomPartitioner(), "boundary": lgd.Halo()}, lgd.LocalSGDStrategy(**AVERAGES), ""),
 ]
 
 
@@ -162,9 +154,9 @@ def said(rank: int, world_size: int) -> list[list[str]]:
     """What every fit says of averaging."""
     lines, found = hear(), []
     for shape, options, strategy, _ in CASES:
-        graph = communities(600, 4, num_features=12, train_share=0.3, seed=3, **shape)  # type: ignore[arg-type]
-        settings = {"sampler": NeighborSampler([4, 4]), "boundary": Isolated()} | options
-        data = PartitionedDataModule(graph, **settings)  # type: ignore[arg-type]
+        graph = lgd.communities(600, 4, num_features=12, train_share=0.3, seed=3, **shape)  # type: ignore[arg-type]
+        settings = {"sampler": lgd.NeighborSampler([4, 4]), "boundary": lgd.Isolated()} | options
+        data = lgd.PartitionedDataModule(graph, **settings)  # type: ignore[arg-type]
         lines.clear()
         fit(strategy, model(), data, world_size, max_epochs=1, limit_val_batches=0)
         found.append([line for line in lines if "veraging alone" in line])
@@ -183,7 +175,9 @@ def test_a_fit_that_averages_unlike_parts_says_so() -> None:
 # Lightning's searches before a fit leave no trace in it.
 
 
-STRATEGIES = every_strategy(2) | {"outer": lambda: LocalSGDStrategy(EverySteps(2), outer=Outer.diloco(), **PATIENCE)}
+STRATEGIES = every_strategy(2) | {
+    "outer": lambda: lgd.LocalSGDStrategy(lgd.EverySteps(2), outer=lgd.Outer.diloco(), **PATIENCE)
+}
 
 
 def searched(rank: int, world_size: int, folder: str, strategies: Any = None) -> dict[str, tuple[State, State, int]]:
@@ -220,7 +214,7 @@ def test_lightning_refuses_to_search_the_batch_size() -> None:
 
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_search_in_ranks_that_are_forked_comes_back() -> None:
-    strategy = LocalSGDStrategy(launch=Launch(start_method="fork"))
+    strategy = lgd.LocalSGDStrategy(launch=lgd.Launch(start_method="fork"))
     module = model()
     module.save_hyperparameters({"lr": 0.5})
     module.lr = 0.5

@@ -9,15 +9,7 @@ import torch
 from lightning.pytorch.accelerators import CPUAccelerator, MPSAccelerator
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    EverySteps,
-    LadiesSampler,
-    LocalSGDStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    WholePartSampler,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.source import stream_to
 from lightning_gnn_dist.rounds import meeting, premises
 from tests.every_strategy import PATIENCE, every_strategy
@@ -65,19 +57,19 @@ def test_a_mac_without_a_strategy_is_not_refused(a_mac: None) -> None:
     assert pl.Trainer(accelerator="auto", devices=1, logger=False).strategy.root_device == torch.device("mps", 0)
 
 
-SAMPLERS = [NeighborSampler([3, 3]), LadiesSampler([20, 20]), WholePartSampler(2)]
+SAMPLERS = [lgd.NeighborSampler([3, 3]), lgd.LadiesSampler([20, 20]), lgd.WholePartSampler(2)]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=str)
 @pytest.mark.parametrize("is_typed", [False, True], ids=["plain", "typed"])
 def test_batches_are_moved_whole_and_hold_no_number_that_such_a_device_lacks(sampler: Any, is_typed: bool) -> None:
-    if is_typed and isinstance(sampler, LadiesSampler):
+    if is_typed and isinstance(sampler, lgd.LadiesSampler):
         pytest.skip("draws from graphs without types")
-    graph: Any = communities(200, 3, num_features=5)
+    graph: Any = lgd.communities(200, 3, num_features=5)
     if is_typed:
         graph = some_data()
         graph.apply(lambda tensor: tensor.float() if tensor.is_floating_point() else tensor)
-    data = PartitionedDataModule(graph, sampler=sampler, batch_size=40)
+    data = lgd.PartitionedDataModule(graph, sampler=sampler, batch_size=40)
     for stage in ("fit", "test"):
         data.setup(stage)
     for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
@@ -96,11 +88,11 @@ def test_nothing_of_cuda_is_asked_of_such_a_device() -> None:
 # Ranks on processors of different kinds, whose results differ in the last digits, have equal replicas all the same.
 
 
-class Computes(LocalSGDStrategy):
+class Computes(lgd.LocalSGDStrategy):
     """What each rank computes for itself at a meeting comes out differently, by so much."""
 
     def __init__(self, error: float) -> None:
-        super().__init__(EverySteps(3), average_optimizer=True, **PATIENCE)
+        super().__init__(lgd.EverySteps(3), average_optimizer=True, **PATIENCE)
         self.error = error
 
     def end_round(self) -> None:

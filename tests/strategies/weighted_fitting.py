@@ -8,28 +8,18 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import (
-    Graph,
-    GrappaStrategy,
-    Isolated,
-    Loading,
-    PartitionedDataModule,
-    RandomPartitioner,
-    WholePartSampler,
-    communities,
-    coverage_mean,
-)
+import lightning_gnn_dist as lgd
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.strategies.fitting import State, state_of
 
 
-def grappa(**options: Any) -> GrappaStrategy:
-    return GrappaStrategy(**PATIENCE, **options)
+def grappa(**options: Any) -> lgd.GrappaStrategy:
+    return lgd.GrappaStrategy(**PATIENCE, **options)
 
 
-def graph() -> Graph:
-    return communities(600, 4, num_features=8, train_share=0.3, seed=1)
+def graph() -> lgd.Graph:
+    return lgd.communities(600, 4, num_features=8, train_share=0.3, seed=1)
 
 
 class Model(pl.LightningModule):
@@ -52,7 +42,7 @@ class Model(pl.LightningModule):
     def training_step(self, batch: Any) -> Tensor:
         self.seen.append((batch.n_id[: batch.batch_size].clone(), batch.is_filler))
         losses = functional.cross_entropy(self(batch), batch.y[: batch.batch_size], reduction="none")
-        return coverage_mean(losses, batch) if self.weighs_nodes else losses.mean()
+        return lgd.coverage_mean(losses, batch) if self.weighs_nodes else losses.mean()
 
     def validation_step(self, batch: Any) -> None:
         self.log("loss", self(batch).sum(), sync_dist=True, batch_size=batch.batch_size)
@@ -64,15 +54,15 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def data_of(source: Graph | None = None, **options: Any) -> PartitionedDataModule:
+def data_of(source: lgd.Graph | None = None, **options: Any) -> lgd.PartitionedDataModule:
     defaults: dict[str, Any] = {
-        "partitioner": RandomPartitioner(),
-        "sampler": WholePartSampler(2),
+        "partitioner": lgd.RandomPartitioner(),
+        "sampler": lgd.WholePartSampler(2),
         "batch_size": 10**9,
-        "loading": Loading(num_threads=0),
-        "boundary": Isolated(),
+        "loading": lgd.Loading(num_threads=0),
+        "boundary": lgd.Isolated(),
     }
-    return PartitionedDataModule(graph() if source is None else source, **(defaults | options))
+    return lgd.PartitionedDataModule(graph() if source is None else source, **(defaults | options))
 
 
 def trainer_of(devices: int, strategy: Any, **options: Any) -> pl.Trainer:

@@ -10,16 +10,7 @@ import lightning.pytorch as pl
 import pytest
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Evaluation,
-    Graph,
-    Launch,
-    LocalSGDStrategy,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from tests.data_fitting import trainer
 from tests.ranks import start_ranks
 from tests.sage import SAGE
@@ -47,7 +38,7 @@ class InTraining(pl.LightningModule):
 
 def stalled(rank: int, world_size: int, run: Any, *args: Any) -> str:
     try:
-        run(rank, world_size, Launch(timeout=timedelta(seconds=PATIENCE_SECONDS)), *args)
+        run(rank, world_size, lgd.Launch(timeout=timedelta(seconds=PATIENCE_SECONDS)), *args)
     except RuntimeError as error:
         return str(error)
     return ""
@@ -63,15 +54,17 @@ def check_stalled(run: Any, *args: Any) -> None:
         assert f"ank 1 on {socket.gethostname()} did not answer. See what was said there." in said
 
 
-def small_graph() -> Graph:
-    return communities(600, 4, num_features=12, seed=3)
+def small_graph() -> lgd.Graph:
+    return lgd.communities(600, 4, num_features=12, seed=3)
 
 
-def in_evaluation(rank: int, world_size: int, launch: Launch) -> None:
-    options: dict[str, Any] = {"sampler": NeighborSampler([3, 3]), "batch_size": 16}
-    evaluation = Evaluation(batch_size=32)
-    data = PartitionedDataModule(small_graph(), partitioner=RandomPartitioner(), evaluation=evaluation, **options)
-    trainer(world_size, LocalSGDStrategy(launch=launch), max_epochs=2).fit(InEvaluation(12, 4), data)
+def in_evaluation(rank: int, world_size: int, launch: lgd.Launch) -> None:
+    options: dict[str, Any] = {"sampler": lgd.NeighborSampler([3, 3]), "batch_size": 16}
+    evaluation = lgd.Evaluation(batch_size=32)
+    data = lgd.PartitionedDataModule(
+        small_graph(), partitioner=lgd.RandomPartitioner(), evaluation=evaluation, **options
+    )
+    trainer(world_size, lgd.LocalSGDStrategy(launch=launch), max_epochs=2).fit(InEvaluation(12, 4), data)
 
 
 @pytest.mark.slow

@@ -8,15 +8,7 @@ import torch
 from torch.nn import functional
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import (
-    Graph,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    TemporalSampler,
-    prepare_graph,
-    save_shards,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.databases.column_encoder import ColumnEncoder, read_tables
 from lightning_gnn_dist.extensions.databases.task_head import TaskHead, head_of
 from lightning_gnn_dist.graph.typed.tables import TIME, UNSEEN, Tables, TableTask
@@ -29,12 +21,12 @@ def path(tmp_path: Path) -> Path:
     hides = TASK.replace("stays", "comes") + "remove_columns: [[order, price], [order, due]]\n"
     labels = FILES["tasks/stays/labels.csv"].replace("stays", "comes")
     more = {"tasks/comes/manifest.yaml": hides, "tasks/comes/labels.csv": labels}
-    prepare_graph(write(tmp_path / "source", FILES | more), tmp_path / "graph")
+    lgd.prepare_graph(write(tmp_path / "source", FILES | more), tmp_path / "graph")
     return tmp_path / "graph"
 
 
 def batch_of(path: Path, task: str) -> HeteroData:
-    data = PartitionedDataModule(path, task=task, batch_size=8)
+    data = lgd.PartitionedDataModule(path, task=task, batch_size=8)
     (batch,) = data.train_dataloader()
     assert isinstance(batch, HeteroData)
     return batch
@@ -98,7 +90,7 @@ def test_a_column_that_is_predicted_is_no_feature(tmp_path: Path, task_type: str
             "tasks/guess/labels.csv": "\n".join([",".join(["number", "at", *columns]), *labels]),
         }
         path = tmp_path / f"graph{shift}"
-        prepare_graph(write(tmp_path / f"source{shift}", FILES | more), path)
+        lgd.prepare_graph(write(tmp_path / f"source{shift}", FILES | more), path)
         batches.append(batch_of(path, "guess"))
         seen = {feature.column for feature in read_tables(path).seen_by("guess")["order"]}
         assert {"cost", "big", "red", "price"} - seen == set(columns)
@@ -111,32 +103,32 @@ def test_a_column_that_is_predicted_is_no_feature(tmp_path: Path, task_type: str
 
 
 def test_questions_see_what_was_before_them(path: Path) -> None:
-    data = PartitionedDataModule(path, task="stays", batch_size=8)
-    assert data.sampler == TemporalSampler([1, 16, 8], TIME, pick="latest")
+    data = lgd.PartitionedDataModule(path, task="stays", batch_size=8)
+    assert data.sampler == lgd.TemporalSampler([1, 16, 8], TIME, pick="latest")
     batch = batch_of(path, "stays")
     orders, seeds = batch["order"], batch["stays"]
     assert (orders.time < seeds.seed_time[orders.batch]).all()
     order = seeds.n_id.argsort()  # the customers a3, b7 and a3 had ordered once, once and twice, and one before these
     seen = [sorted(orders.n_id[orders.batch == tree].unique().tolist()) for tree in order.tolist()]
     assert seen == [[0], [1], [0, 2]]
-    plain = PartitionedDataModule(path, task="stays", sampler=NeighborSampler([1, 4]), batch_size=8)
+    plain = lgd.PartitionedDataModule(path, task="stays", sampler=lgd.NeighborSampler([1, 4]), batch_size=8)
     ages = ColumnEncoder(read_tables(path), "stays", 4)
     assert all(rows.isfinite().all() for rows in ages(next(iter(plain.train_dataloader()))).values())
 
 
 def test_shards_know_the_tables(path: Path, tmp_path: Path) -> None:
-    graph = Graph.open(path)
-    save_shards(graph, RandomPartitioner()(graph, 1, seed=0), tmp_path / "shards")
+    graph = lgd.Graph.open(path)
+    lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 1, seed=0), tmp_path / "shards")
     assert read_tables(tmp_path / "shards") == read_tables(path)
-    data = PartitionedDataModule(tmp_path / "shards", task="comes")
-    assert data.sampler == TemporalSampler([1, 16, 8], TIME, pick="latest")
+    data = lgd.PartitionedDataModule(tmp_path / "shards", task="comes")
+    assert data.sampler == lgd.TemporalSampler([1, 16, 8], TIME, pick="latest")
 
 
 def test_a_graph_of_other_files_has_no_tables(tmp_path: Path) -> None:
     data = HeteroData()
     data["a"].num_nodes = 2
     data["a", "to", "a"].edge_index = torch.tensor([[0], [1]])
-    Graph.from_pyg(data).save(tmp_path / "graph")
+    lgd.Graph.from_pyg(data).save(tmp_path / "graph")
     with pytest.raises(ValueError, match="was not made of tables with keys"):
         read_tables(tmp_path / "graph")
 
@@ -145,13 +137,13 @@ def test_a_task_that_is_not_there_is_refused(path: Path) -> None:
     with pytest.raises(ValueError, match=r"task must be one of \['comes', 'stays'\], got 'goes'"):
         ColumnEncoder(read_tables(path), "goes", 4)
     with pytest.raises(ValueError, match=r"got 'user-stays'\. Did you mean 'stays'\?"):
-        PartitionedDataModule(path, task="user-stays")
+        lgd.PartitionedDataModule(path, task="user-stays")
     with pytest.raises(
         ValueError, match=r"The node type 'order' has no train_mask: name a task, one of \['comes', 'stays'\]"
     ):
-        PartitionedDataModule(path, task="order").train_dataloader()
+        lgd.PartitionedDataModule(path, task="order").train_dataloader()
     with pytest.raises(ValueError, match=r"must be one of .*'stays'.*, got 'goes'"):
-        PartitionedDataModule(path, task="goes")
+        lgd.PartitionedDataModule(path, task="goes")
 
 
 HEADS: list[tuple[str, int, Any]] = [

@@ -15,23 +15,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Elastic,
-    EverySeconds,
-    EverySteps,
-    Holding,
-    LinkDataModule,
-    LinkSplit,
-    Loading,
-    NeighborSampler,
-    Outer,
-    PartitionedDataModule,
-    RandomPartitioner,
-    Rounded,
-    TMAStrategy,
-    communities,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.elastic.settings import SIGN, waits
@@ -46,9 +30,9 @@ from tests.strategies.fitting import Net, State, differs, fit, same_start, state
 
 torchft = pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
 
-BITS = {"outer": Outer(momentum=0.8, adaptive=True), "reducer": Rounded(8), "average_optimizer": True}
+BITS = {"outer": lgd.Outer(momentum=0.8, adaptive=True), "reducer": lgd.Rounded(8), "average_optimizer": True}
 Means = dict[str, Any] | None
-MOMENTUM = {"outer": Outer(momentum=0.5, nesterov=True)}
+MOMENTUM = {"outer": lgd.Outer(momentum=0.5, nesterov=True)}
 
 
 @pytest.mark.slow
@@ -153,12 +137,14 @@ def share_a_graph(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[
             return super().training_step(batch)
 
     fate_round = 2
-    graph, sampler = communities(600, 4, num_features=32, noise=2.0), NeighborSampler([4, 4])
-    options: dict[str, Any] = {"sampler": sampler, "batch_size": 8, "loading": Loading(num_threads=0)}
-    data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), holding=Holding(cache_dir=folder), **options)
+    graph, sampler = lgd.communities(600, 4, num_features=32, noise=2.0), lgd.NeighborSampler([4, 4])
+    options: dict[str, Any] = {"sampler": sampler, "batch_size": 8, "loading": lgd.Loading(num_threads=0)}
+    data = lgd.PartitionedDataModule(
+        graph, partitioner=lgd.RandomPartitioner(), holding=lgd.Holding(cache_dir=folder), **options
+    )
     module = Sharing(32, 4, lr=0.03)
-    strategy = TMAStrategy(
-        EverySteps(5), peers=Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size), weights="nodes"
+    strategy = lgd.TMAStrategy(
+        lgd.EverySteps(5), peers=lgd.Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size), weights="nodes"
     )
     trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=6)
     return module.seeds, module.members, float(trainer.callback_metrics["accuracy"]), state_of(module)
@@ -169,7 +155,7 @@ def share_a_graph(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[
 def test_the_part_of_a_dead_rank_is_dealt_to_the_others(tmp_path: Path) -> None:
     with start_ranks(share_a_graph, 3, str(tmp_path), Fate(0)) as ranks:
         _, one, two = ranks.results(may_die={0})
-    num_train = int(communities(600, 4, num_features=32, noise=2.0).node_arrays["train_mask"].sum())
+    num_train = int(lgd.communities(600, 4, num_features=32, noise=2.0).node_arrays["train_mask"].sum())
     assert one[1] == two[1] == [3, 3, 3, 2, 2, 2]
     assert one[0][2] + two[0][2] < num_train  # the third had its share
     assert one[0][-1] + two[0][-1] == num_train
@@ -183,8 +169,8 @@ class Judged(NamedTuple):
     state: State
 
 
-def small_split() -> LinkSplit:
-    return split_edges(communities(300, 4, num_features=8), negatives=60)
+def small_split() -> lgd.LinkSplit:
+    return lgd.split_edges(lgd.communities(300, 4, num_features=8), negatives=60)
 
 
 def share_links(rank: int, world_size: int, folder: str, fate: Fate) -> Judged:
@@ -197,11 +183,17 @@ def share_links(rank: int, world_size: int, folder: str, fate: Fate) -> Judged:
         def on_validation_start(self) -> None:
             self.judged.clear()
 
-    sampler, options = NeighborSampler([4, 4]), {"batch_size": 32, "loading": Loading(num_threads=0)}
-    data = LinkDataModule(
-        small_split(), partitioner=RandomPartitioner(), sampler=sampler, holding=Holding(cache_dir=folder), **options
+    sampler, options = lgd.NeighborSampler([4, 4]), {"batch_size": 32, "loading": lgd.Loading(num_threads=0)}
+    data = lgd.LinkDataModule(
+        small_split(),
+        partitioner=lgd.RandomPartitioner(),
+        sampler=sampler,
+        holding=lgd.Holding(cache_dir=folder),
+        **options,
     )
-    strategy = TMAStrategy(EverySteps(4), peers=Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size))
+    strategy = lgd.TMAStrategy(
+        lgd.EverySteps(4), peers=lgd.Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
+    )
     module = Judging(8)
     trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=4)
     targets = Counter(target for batch in module.judged for target in batch)
@@ -220,7 +212,7 @@ def test_those_who_remain_judge_all_held_edges(tmp_path: Path) -> None:
 
 def wait_in_vain(rank: int, world_size: int, sign: str) -> None:
     os.environ[SIGN] = sign
-    fit(rank, TMAStrategy(EverySeconds(0.2), peers=Elastic(patience=2)), Net(), devices=1)
+    fit(rank, lgd.TMAStrategy(lgd.EverySeconds(0.2), peers=lgd.Elastic(patience=2)), Net(), devices=1)
 
 
 def test_without_a_quorum_a_rank_gives_up_and_the_launcher_sees_it_wait(lighthouse: None, tmp_path: Path) -> None:
@@ -247,8 +239,8 @@ class Taught(Net):
 
 def teach(rank: int, world_size: int) -> State:
     torch.manual_seed(rank)
-    module, elastic = Taught(), Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
-    fit(rank, TMAStrategy(EverySteps(3), peers=elastic), module, devices=1)
+    module, elastic = Taught(), lgd.Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
+    fit(rank, lgd.TMAStrategy(lgd.EverySteps(3), peers=elastic), module, devices=1)
     return state_of(module)
 
 
@@ -258,10 +250,12 @@ def test_what_needs_no_gradient_is_equal_after_a_meeting_too(lighthouse: None) -
 
 
 def see_other_labels(rank: int, world_size: int) -> None:
-    graph = communities(600, 4, num_features=32)
+    graph = lgd.communities(600, 4, num_features=32)
     graph.node_arrays["y"] = graph.node_arrays["y"].roll(rank, 0)
-    strategy = TMAStrategy(EverySteps(5), peers=Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size))
-    data = PartitionedDataModule(graph, partitioner=RandomPartitioner(), loading=Loading(num_threads=0))
+    strategy = lgd.TMAStrategy(
+        lgd.EverySteps(5), peers=lgd.Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
+    )
+    data = lgd.PartitionedDataModule(graph, partitioner=lgd.RandomPartitioner(), loading=lgd.Loading(num_threads=0))
     fit(rank, strategy, SAGE(32, 4), devices=1, train=data)
 
 
@@ -286,18 +280,18 @@ def saves(**options: Any) -> dict[str, Any]:
 def test_what_needs_the_others_is_refused(options: dict[str, Any], message: str) -> None:
     options = {"devices": 1} | options
     with pytest.raises(ValueError, match=message):
-        fit(0, TMAStrategy(EverySeconds(1), peers=Elastic()), Net(), **options)
+        fit(0, lgd.TMAStrategy(lgd.EverySeconds(1), peers=lgd.Elastic()), Net(), **options)
 
 
 def test_a_rank_without_a_lighthouse_is_told_how_to_start() -> None:
     with pytest.raises(ValueError, match="lightning-gnn-dist elastic --ranks 4"):
-        fit(0, TMAStrategy(EverySeconds(1), peers=Elastic()), Net(), devices=1)
+        fit(0, lgd.TMAStrategy(lgd.EverySeconds(1), peers=lgd.Elastic()), Net(), devices=1)
 
 
 # Elastic ranks that send fewer bits, against steps by hand.
 
 
-OUTER = Outer(momentum=0.5)
+OUTER = lgd.Outer(momentum=0.5)
 NUMBERS_OF_A_ROW = 10 + 4 + 1  # what a rank tells the others, a checksum of each parameter, a weight
 
 
@@ -309,8 +303,8 @@ class Ended(NamedTuple):
 def train_in_fewer_bits(rank: int, world_size: int) -> Ended:
     sent: list[float] = []
     Net.on_train_epoch_end = lambda self: sent.append(traffic.bytes_sent)  # type: ignore[method-assign]
-    module, elastic = same_start(), Elastic(patience=60, timeout=60, ranks=world_size)
-    strategy = TMAStrategy(EverySteps(STEPS), peers=elastic, outer=OUTER, reducer=Rounded(8))
+    module, elastic = same_start(), lgd.Elastic(patience=60, timeout=60, ranks=world_size)
+    strategy = lgd.TMAStrategy(lgd.EverySteps(STEPS), peers=elastic, outer=OUTER, reducer=lgd.Rounded(8))
     fit(rank, strategy, module, devices=1, max_epochs=ROUNDS)
     return Ended(state_of(module), sent)
 

@@ -11,23 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    GlobalBatching,
-    Graph,
-    Holding,
-    LinkDataModule,
-    Loading,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    RandomWalkSampler,
-    Redeal,
-    ShadowSampler,
-    TemporalSampler,
-    WholePartSampler,
-    communities,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.source import Crossing, GraphSource, stream_to
 from lightning_gnn_dist.data.datamodule import GraphDataModule
@@ -45,7 +29,7 @@ from tests.sampling.reference import random_graph
 from tests.typed_sage import typed_graph_of_papers
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-SAMPLER = NeighborSampler([2])
+SAMPLER = lgd.NeighborSampler([2])
 
 
 def test_a_cpu_keeps_the_compiled_sampler_and_needs_no_stream():
@@ -75,7 +59,7 @@ def test_a_graph_that_does_not_fit_stays_in_ram(informed):
 
 @pytest.mark.usefixtures("pretended")
 def test_a_sampler_that_does_not_draw_there_takes_rows_from_there():
-    graph, sampler = random_graph(), ShadowSampler([2], num_hops=1)
+    graph, sampler = random_graph(), lgd.ShadowSampler([2], num_hops=1)
     found = Placement(CUDA, "auto", free_bytes=lambda _: 1 << 40).of(graph, sampler)
     assert found[:2] == (graph, sampler)
     assert found.rows is not None and found.rows.num_bytes == graph.node_arrays["x"].nbytes
@@ -101,13 +85,13 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "stream_to", lambda _: None)
 
 
-def on_device(graph: Graph) -> int:
+def on_device(graph: lgd.Graph) -> int:
     """Bytes that the graph has on the device."""
     (placed,) = (of[CUDA] for of in of_all_graphs(placement.COPIES) if CUDA in of and of is known(graph))
     return int(placed.num_bytes)
 
 
-def known(graph: Graph) -> Any:
+def known(graph: lgd.Graph) -> Any:
     with memory_of(graph) as found:
         return found.get(placement.COPIES)
 
@@ -143,8 +127,8 @@ def test_room_is_kept_for_a_part_that_comes_later():
 
 # Data modules: whatever they make.
 
-GRAPH = communities(400, 4, num_features=9, train_share=0.3, seed=3)
-SPLIT = split_edges(communities(240, 4, num_features=9, mean_degree=8.0, seed=3), 0.1, 0.1, negatives=6)
+GRAPH = lgd.communities(400, 4, num_features=9, train_share=0.3, seed=3)
+SPLIT = lgd.split_edges(lgd.communities(240, 4, num_features=9, mean_degree=8.0, seed=3), 0.1, 0.1, negatives=6)
 Batches = Iterable[SampledData]
 ASKED: dict[str, Callable[[Any], Batches]] = {
     "train": lambda data: data.train_dataloader(),
@@ -178,14 +162,14 @@ def figures_of(place: str, found: dict[str, float]) -> dict[str, float]:
     return {name: found[name] for name in ("data/cache_asked", "data/cache_hits", "data/cache_hit_rate")}
 
 
-def module_of(sample_on: Any, **options: Any) -> PartitionedDataModule:
-    defaults: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 30}
-    return PartitionedDataModule(GRAPH, **(defaults | {"loading": Loading(sample_on=sample_on)} | options))
+def module_of(sample_on: Any, **options: Any) -> lgd.PartitionedDataModule:
+    defaults: dict[str, Any] = {"sampler": lgd.NeighborSampler([4, 3]), "batch_size": 30}
+    return lgd.PartitionedDataModule(GRAPH, **(defaults | {"loading": lgd.Loading(sample_on=sample_on)} | options))
 
 
-def links_of(sample_on: Any, **options: Any) -> LinkDataModule:
-    defaults: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 50, "num_negatives": 2}
-    return LinkDataModule(SPLIT, loading=Loading(sample_on=sample_on), **(defaults | options))
+def links_of(sample_on: Any, **options: Any) -> lgd.LinkDataModule:
+    defaults: dict[str, Any] = {"sampler": lgd.NeighborSampler([4, 3]), "batch_size": 50, "num_negatives": 2}
+    return lgd.LinkDataModule(SPLIT, loading=lgd.Loading(sample_on=sample_on), **(defaults | options))
 
 
 def assert_same(batches: Batches, others: Batches) -> None:
@@ -214,10 +198,10 @@ def test_every_batch_is_the_same(make, what, place, monkeypatch):
 
 @pytest.mark.parametrize("make", [module_of, links_of])
 def test_all_batches_come_from_one_copy_which_goes_with_the_fit(make, monkeypatch):
-    copies: list[weakref.ref[Graph]] = []
+    copies: list[weakref.ref[lgd.Graph]] = []
     move = placement._moved
 
-    def watched(*args: Any, **how: Any) -> Graph:
+    def watched(*args: Any, **how: Any) -> lgd.Graph:
         copy = move(*args, **how)
         copies.append(weakref.ref(copy))
         return copy
@@ -243,8 +227,10 @@ def test_all_batches_come_from_one_copy_which_goes_with_the_fit(make, monkeypatc
 
 @pytest.mark.parametrize("num_threads", [0, 1])
 def test_the_copy_of_a_part_goes_with_the_part(num_threads):
-    loading = Loading(num_threads=num_threads, sample_on="device")
-    data = module_of("device", loading=loading, partitioner=RandomPartitioner(), holding=Holding(Redeal(12), every=1))
+    loading = lgd.Loading(num_threads=num_threads, sample_on="device")
+    data = module_of(
+        "device", loading=loading, partitioner=lgd.RandomPartitioner(), holding=lgd.Holding(lgd.Redeal(12), every=1)
+    )
     loader = placed(data, 0, 2).train_dataloader()
     stream = loader.stream(0)
     next(stream)
@@ -261,13 +247,13 @@ def test_the_copy_of_a_part_goes_with_the_part(num_threads):
 
 def test_what_cannot_be_made_there_is_refused():
     with pytest.raises(ValueError, match=r"draws there \(NeighborSampler.*got ShadowSampler"):
-        module_of("device", global_batching=GlobalBatching(sampler=ShadowSampler([2], num_hops=2)))
+        module_of("device", global_batching=lgd.GlobalBatching(sampler=lgd.ShadowSampler([2], num_hops=2)))
     with pytest.raises(ValueError, match=r"draws there .*got WholePartSampler"):
-        links_of("device", sampler=WholePartSampler(2))
+        links_of("device", sampler=lgd.WholePartSampler(2))
 
 
 def test_nothing_of_cuda_is_asked_of_another_device() -> None:
-    device, graph, sampler = torch.device("mps", 0), communities(50, 2), NeighborSampler([2])
+    device, graph, sampler = torch.device("mps", 0), lgd.communities(50, 2), lgd.NeighborSampler([2])
     assert Placement(device, "auto").of(graph, sampler) == Place(graph, sampler)
     with pytest.raises(ValueError, match='sample_on="device" draws on CUDA devices, and this trainer computes on mps'):
         Placement(device, "device").of(graph, sampler)
@@ -276,18 +262,18 @@ def test_nothing_of_cuda_is_asked_of_another_device() -> None:
 # Batches are the same wherever edges and rows lie: with rows in fewer bytes, edge arrays, types, and from files.
 
 
-OF_TWO_HOPS = NeighborSampler([4, 3])
+OF_TWO_HOPS = lgd.NeighborSampler([4, 3])
 
 
-def graph_with(x: Tensor, **more: Tensor) -> Graph:
-    plain = communities(300, 4, num_features=1, mean_degree=8.0, train_share=0.3, seed=3)
+def graph_with(x: Tensor, **more: Tensor) -> lgd.Graph:
+    plain = lgd.communities(300, 4, num_features=1, mean_degree=8.0, train_share=0.3, seed=3)
     generator = torch.Generator().manual_seed(1)
     edges = {
         "edge_weight": torch.rand(plain.num_edges, generator=generator) + 0.1,
         "edge_attr": torch.randn(plain.num_edges, 9, generator=generator),
     }
     nodes = {name: array for name, array in plain.node_arrays.items() if name != "x"}
-    return Graph(plain.indptr, plain.indices, {"x": x, **nodes, **more}, edges)
+    return lgd.Graph(plain.indptr, plain.indices, {"x": x, **nodes, **more}, edges)
 
 
 def arrays() -> dict[str, dict[str, Tensor]]:
@@ -302,7 +288,7 @@ def arrays() -> dict[str, dict[str, Tensor]]:
     }
 
 
-def made(graph: Graph, plan: Any, sampler: Any = OF_TWO_HOPS, *, spare: bool = False, **options: Any) -> list[Any]:
+def made(graph: lgd.Graph, plan: Any, sampler: Any = OF_TWO_HOPS, *, spare: bool = False, **options: Any) -> list[Any]:
     """Batches of two bulks, by a plan; None is that of RAM."""
     if plan is None:
         source = GraphSource(graph, sampler, **options)
@@ -340,7 +326,7 @@ def test_rows_in_fewer_bytes(name: str, draws: bool, widen: Any, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "sampler", [ShadowSampler([3], 2), RandomWalkSampler(2, visits=2), WholePartSampler(2)], ids=repr
+    "sampler", [lgd.ShadowSampler([3], 2), lgd.RandomWalkSampler(2, visits=2), lgd.WholePartSampler(2)], ids=repr
 )
 def test_samplers_that_draw_in_ram(sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_with(**arrays()["bfloat16"])
@@ -350,7 +336,7 @@ def test_samplers_that_draw_in_ram(sampler: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
-@pytest.mark.parametrize("sampler", [NeighborSampler([3, 2]), TemporalSampler([3, 2], time="time")], ids=repr)
+@pytest.mark.parametrize("sampler", [lgd.NeighborSampler([3, 2]), lgd.TemporalSampler([3, 2], time="time")], ids=repr)
 def test_types(sampler: Any, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = typed_graph_of_papers(200)
     expected = made(graph, None, sampler)
@@ -367,7 +353,7 @@ def test_rows_from_files(draws: bool, spare: bool, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("lightning_gnn_dist.extensions.larger_than_memory.placement.WINDOW_BYTES", 100)
     for share in (0.4, 1.0):
         plan = plan_with(share, monkeypatch, draws=draws)
-        check_same(made(Graph.open(tmp_path / "graph"), plan, spare=spare), expected)
+        check_same(made(lgd.Graph.open(tmp_path / "graph"), plan, spare=spare), expected)
 
 
 def test_what_is_read_most_is_held_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

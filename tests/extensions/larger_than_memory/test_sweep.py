@@ -10,21 +10,7 @@ import torch
 from lightning.pytorch.callbacks import EMAWeightAveraging
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Fetch,
-    Graph,
-    GrappaStrategy,
-    Halo,
-    Holding,
-    LinkDataModule,
-    Loading,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    Rotate,
-    Sweep,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.larger_than_memory.reorder import reorder_graph
 from tests import data_fitting
 from tests.graph.parted import small_graph, typed_graph_of_widths, uneven_partition
@@ -38,7 +24,7 @@ def trainer(devices: int, strategy: Any = "auto", **options: Any) -> pl.Trainer:
     return data_fitting.trainer(devices, strategy, **({"limit_val_batches": 0, "precision": "64-true"} | options))
 
 
-def graph_in_doubles() -> Graph:
+def graph_in_doubles() -> lgd.Graph:
     graph = small_graph()
     graph.node_arrays["x"] = graph.node_arrays["x"].double()
     return graph
@@ -49,11 +35,11 @@ def assignment(num_nodes: int = 300) -> Tensor:
     return torch.rand(num_nodes, generator=torch.Generator().manual_seed(4)).square().mul(CHUNKS).int()
 
 
-def data_of(path: Path | Graph, chunks: int = 2, **options: Any) -> PartitionedDataModule:
-    partitioner = Partition(assignment(), CHUNKS) if isinstance(path, Graph) else None
-    options = {"holding": Holding(Sweep(chunks=chunks, of=CHUNKS)), "coverage": None} | options
-    return PartitionedDataModule(
-        path, partitioner=partitioner, sampler=NeighborSampler([-1]), batch_size=16, seed=3, **options
+def data_of(path: Path | lgd.Graph, chunks: int = 2, **options: Any) -> lgd.PartitionedDataModule:
+    partitioner = lgd.Partition(assignment(), CHUNKS) if isinstance(path, lgd.Graph) else None
+    options = {"holding": lgd.Holding(lgd.Sweep(chunks=chunks, of=CHUNKS)), "coverage": None} | options
+    return lgd.PartitionedDataModule(
+        path, partitioner=partitioner, sampler=lgd.NeighborSampler([-1]), batch_size=16, seed=3, **options
     )
 
 
@@ -81,7 +67,7 @@ class OneLayer(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=RATE)
 
 
-def by_hand(graph: Graph, steps: list[list[tuple[list[int], set[int]]]]) -> tuple[Tensor, Tensor]:
+def by_hand(graph: lgd.Graph, steps: list[list[tuple[list[int], set[int]]]]) -> tuple[Tensor, Tensor]:
     """Both weights after some steps: in each the seeds of every rank, and the nodes that it holds."""
     own = torch.full((3, 5), 0.125, dtype=torch.float64)
     others = torch.full((3, 5), -0.125, dtype=torch.float64)
@@ -102,7 +88,7 @@ def by_hand(graph: Graph, steps: list[list[tuple[list[int], set[int]]]]) -> tupl
 
 def held_in(super_epoch: int, rank: int, world_size: int, chunks: int = 2) -> set[int]:
     """The nodes that a rank holds, by their first ids."""
-    own = Sweep(chunks=chunks, of=CHUNKS).held(super_epoch, rank, world_size, 3).own
+    own = lgd.Sweep(chunks=chunks, of=CHUNKS).held(super_epoch, rank, world_size, 3).own
     return {v for v, chunk in enumerate(assignment().tolist()) if chunk in own}
 
 
@@ -135,7 +121,7 @@ def check_turns(of_ranks: list[list[Any]], turns: int, chunks: int = 2) -> list[
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     graph = graph_in_doubles()
-    reorder_graph(graph, Partition(assignment(), CHUNKS), tmp_path / "graph")
+    reorder_graph(graph, lgd.Partition(assignment(), CHUNKS), tmp_path / "graph")
     return tmp_path / "graph"
 
 
@@ -150,14 +136,14 @@ def test_one_rank_learns_from_each_node_once_in_an_epoch(is_saved: bool, chunks:
     torch.testing.assert_close(module.own.weight.detach(), own, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(module.others.weight.detach(), others, rtol=1e-12, atol=1e-12)
     if turns > 1:
-        held = [Sweep(chunks=chunks, of=CHUNKS).held(s, 0, 1, 3).own for s in range(2 * turns)]
+        held = [lgd.Sweep(chunks=chunks, of=CHUNKS).held(s, 0, 1, 3).own for s in range(2 * turns)]
         assert sorted(sum(held[:turns], ())) == sorted(sum(held[turns:], ())) == [*range(CHUNKS)]
         assert held[:turns] != held[turns:]  # dealt anew
 
 
 def fit_of_ranks(rank: int, world_size: int, path: Path) -> tuple[list[Any], Tensor, Tensor]:
     module = OneLayer()
-    trainer(world_size, GrappaStrategy()).fit(module, data_of(path, chunks=2))
+    trainer(world_size, lgd.GrappaStrategy()).fit(module, data_of(path, chunks=2))
     return module.seen, module.own.weight.detach(), module.others.weight.detach()
 
 
@@ -183,12 +169,12 @@ class Keeps(pl.Callback):
 
 def test_a_fit_goes_on_in_the_middle_of_a_sweep(tmp_path: Path) -> None:
     path, found = tmp_path / "graph", []
-    reorder_graph(small_graph(), Partition(assignment(), CHUNKS), path)
+    reorder_graph(small_graph(), lgd.Partition(assignment(), CHUNKS), path)
     for stop in (0, 5, 15):
         module = OneLayer()
         fit = trainer(1, callbacks=[] if stop else [Keeps(tmp_path)], precision="32-true")
         start = tmp_path / f"{stop}.ckpt" if stop else None
-        fit.fit(module, data_of(path, holding=Holding(Sweep(chunks=2))), ckpt_path=start)
+        fit.fit(module, data_of(path, holding=lgd.Holding(lgd.Sweep(chunks=2))), ckpt_path=start)
         found.append((module.own.weight.detach(), len(module.seen) + stop))
     assert all(steps == found[0][1] and weight.equal(found[0][0]) for weight, steps in found)
 
@@ -207,8 +193,12 @@ def test_a_sweep_goes_on_in_its_own_order_alone(path: Path, tmp_path: Path) -> N
 def test_a_typed_graph_is_gone_through(tmp_path: Path) -> None:
     graph = typed_graph_of_widths()
     reorder_graph(graph, uneven_partition(graph, 4), tmp_path / "graph")
-    data = PartitionedDataModule(
-        tmp_path / "graph", holding=Holding(Sweep(chunks=2)), sampler=NeighborSampler([-1]), batch_size=2, seed=0
+    data = lgd.PartitionedDataModule(
+        tmp_path / "graph",
+        holding=lgd.Holding(lgd.Sweep(chunks=2)),
+        sampler=lgd.NeighborSampler([-1]),
+        batch_size=2,
+        seed=0,
     )
     batches = [batch for batch in data.train_dataloader() if not getattr(batch, "is_filler", False)]
     seeds = [batch["paper"].n_id[: batch["paper"].batch_size] for batch in batches]
@@ -217,20 +207,20 @@ def test_a_typed_graph_is_gone_through(tmp_path: Path) -> None:
 
 
 def test_bytes_decide_how_many_are_held(path: Path) -> None:
-    graph = Graph.open(path)
+    graph = lgd.Graph.open(path)
     of_chunk = -(-(graph.num_bytes + 22 * 300) // CHUNKS)
     for room, chunks in ((2, 1), (3, 1), (5, 2), (100, CHUNKS)):
-        data = data_of(path, holding=Holding(Sweep(bytes=room * of_chunk)))
-        assert data.holding.residency == Sweep(chunks=chunks, of=CHUNKS)
+        data = data_of(path, holding=lgd.Holding(lgd.Sweep(bytes=room * of_chunk)))
+        assert data.holding.residency == lgd.Sweep(chunks=chunks, of=CHUNKS)
     with pytest.raises(ValueError, match=r"has no room for two of 7 chunks, .* allow more, or cut into more chunks"):
-        data_of(path, holding=Holding(Sweep(bytes=of_chunk)))
+        data_of(path, holding=lgd.Holding(lgd.Sweep(bytes=of_chunk)))
 
 
 def test_a_sweep_is_counted(path: Path) -> None:
     data = data_of(path)
     for _ in data.train_dataloader():
         pass
-    graph = Graph.open(path)
+    graph = lgd.Graph.open(path)
     found = data.figures
     assert found["data/switches"] == 3 and found["data/sweep_bytes"] == found["data/switch_bytes"]
     least = graph.num_bytes
@@ -238,7 +228,7 @@ def test_a_sweep_is_counted(path: Path) -> None:
 
 
 def test_a_graph_that_is_replaced_is_refused(path: Path, tmp_path: Path) -> None:
-    data = data_of(path, loading=Loading(num_threads=0))
+    data = data_of(path, loading=lgd.Loading(num_threads=0))
     batches = iter(data.train_dataloader())
     next(batches)
     os.rename(path, tmp_path / "old")
@@ -248,25 +238,25 @@ def test_a_graph_that_is_replaced_is_refused(path: Path, tmp_path: Path) -> None
 
 
 def test_what_a_sweep_does_not_go_with_is_refused(path: Path) -> None:
-    for boundary in (Halo(), Fetch()):
+    for boundary in (lgd.Halo(), lgd.Fetch()):
         with pytest.raises(ValueError, match=r"boundary=(Isolated|Fetch)\(\)"):
             data_of(path, boundary=boundary)
     for options in ({"every": 2}, {"extra_nodes": 0.1}):
         with pytest.raises(ValueError, match=f"leave {next(iter(options))} out"):
-            Holding(Sweep(chunks=2), **options)
+            lgd.Holding(lgd.Sweep(chunks=2), **options)
     for wrong in ({}, {"bytes": 10**9, "chunks": 2}):
         with pytest.raises(ValueError, match="needs either bytes or chunks"):
-            Sweep(**wrong)
+            lgd.Sweep(**wrong)
     with pytest.raises(ValueError, match=r"must not exceed of \(4\)"):
-        Sweep(chunks=5, of=4)
+        lgd.Sweep(chunks=5, of=4)
     with pytest.raises(ValueError, match="on 4 ranks needs at least 8 chunks"):
-        Sweep(chunks=1, of=7).num_chunks(4)
+        lgd.Sweep(chunks=1, of=7).num_chunks(4)
     with pytest.raises(ValueError, match="leaves numbers open"):
-        Sweep(chunks=2).turns(1)
-    split = split_edges(small_graph(), val=0.1, test=0.1, seed=0)
+        lgd.Sweep(chunks=2).turns(1)
+    split = lgd.split_edges(small_graph(), val=0.1, test=0.1, seed=0)
     with pytest.raises(ValueError, match=r"Sweep\(.*\) is for nodes as seeds"):
-        LinkDataModule(split, holding=Holding(Sweep(chunks=2)))
-    assert Holding(Rotate(), every=2).residency.turns(4) == 1
+        lgd.LinkDataModule(split, holding=lgd.Holding(lgd.Sweep(chunks=2)))
+    assert lgd.Holding(lgd.Rotate(), every=2).residency.turns(4) == 1
 
 
 def test_a_turn_without_training_nodes_is_refused() -> None:

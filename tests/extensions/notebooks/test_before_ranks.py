@@ -9,15 +9,7 @@ import torch
 from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader, LinkNeighborLoader, NeighborLoader
 
-from lightning_gnn_dist import (
-    Evaluation,
-    Graph,
-    GrappaStrategy,
-    Launch,
-    LinkDataModule,
-    PartitionedDataModule,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.notebooks import function_launcher
 from tests.data_fitting import model, small_graph, trainer
 from tests.every_strategy import every_strategy
@@ -45,7 +37,7 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def many(strategy: Any = None, **options: Any) -> pl.Trainer:
-    return trainer(2, strategy or GrappaStrategy(launch=Launch(start_method="fork")), **options)
+    return trainer(2, strategy or lgd.GrappaStrategy(launch=lgd.Launch(start_method="fork")), **options)
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -53,7 +45,7 @@ def many(strategy: Any = None, **options: Any) -> pl.Trainer:
 @pytest.mark.parametrize("strategy", every_strategy())
 def test_loaders_of_pyg_are_refused(strategy: str, kind: str, devices: int) -> None:
     made = every_strategy()[strategy]()
-    made.launch = Launch(start_method="fork") if devices > 1 else made.launch
+    made.launch = lgd.Launch(start_method="fork") if devices > 1 else made.launch
     running = trainer(devices, made)
     for call in (running.fit, running.validate):
         for given in (LOADERS[kind](), {"first": [torch.ones(2)], "second": LOADERS[kind]()}):
@@ -66,13 +58,13 @@ def test_a_loader_that_a_hook_makes_is_refused() -> None:
     module: Any = model()
     module.train_dataloader = LOADERS["DataLoader"]
     with pytest.raises(ValueError, match=MEANT.format("DataLoader")):
-        trainer(1, GrappaStrategy(), limit_val_batches=0).fit(module)
+        trainer(1, lgd.GrappaStrategy(), limit_val_batches=0).fit(module)
 
 
-def graph(without: str = "", **arrays: Any) -> Graph:
+def graph(without: str = "", **arrays: Any) -> lgd.Graph:
     whole = small_graph()
     kept = {name: array for name, array in whole.node_arrays.items() if name != without}
-    return Graph(whole.indptr, whole.indices, kept | arrays)
+    return lgd.Graph(whole.indptr, whole.indices, kept | arrays)
 
 
 def with_nan() -> torch.Tensor:
@@ -98,19 +90,19 @@ WRONG: dict[str, tuple[str, Callable[[], Any], str]] = {
 def test_what_a_graph_lacks_is_said_before_ranks_start(call: str, make: Callable[[], Any], said: str) -> None:
     running = many()
     with pytest.raises(ValueError, match=said):
-        getattr(running, call)(model(), datamodule=PartitionedDataModule(make()))
+        getattr(running, call)(model(), datamodule=lgd.PartitionedDataModule(make()))
     with pytest.raises(StartedError):  # the trainer is as good as new
-        running.fit(model(), PartitionedDataModule(small_graph()))
+        running.fit(model(), lgd.PartitionedDataModule(small_graph()))
 
 
 def test_what_a_call_does_not_need_may_lack() -> None:
-    module, on = model(), Evaluation(on=small_graph())
+    module, on = model(), lgd.Evaluation(on=small_graph())
     calls: list[Callable[[], Any]] = [
-        lambda: many(limit_val_batches=0).fit(module, PartitionedDataModule(graph("val_mask"))),
-        lambda: many().fit(module, PartitionedDataModule(graph("val_mask"), evaluation=on)),
-        lambda: many().validate(module, PartitionedDataModule(graph("train_mask"))),
-        lambda: many().predict(module, PartitionedDataModule(graph("train_mask", val_mask=NOBODY))),
-        lambda: many().fit(module, LinkDataModule(split_edges(small_graph()))),
+        lambda: many(limit_val_batches=0).fit(module, lgd.PartitionedDataModule(graph("val_mask"))),
+        lambda: many().fit(module, lgd.PartitionedDataModule(graph("val_mask"), evaluation=on)),
+        lambda: many().validate(module, lgd.PartitionedDataModule(graph("train_mask"))),
+        lambda: many().predict(module, lgd.PartitionedDataModule(graph("train_mask", val_mask=NOBODY))),
+        lambda: many().fit(module, lgd.LinkDataModule(lgd.split_edges(small_graph()))),
     ]
     for call in calls:
         with pytest.raises(StartedError):
@@ -119,4 +111,4 @@ def test_what_a_call_does_not_need_may_lack() -> None:
 
 def test_edges_that_were_not_held_back_are_missed_before_ranks_start() -> None:
     with pytest.raises(ValueError, match="The split holds no val edges back"):
-        many().fit(model(), LinkDataModule(split_edges(small_graph(), val=0, test=0.1)))
+        many().fit(model(), lgd.LinkDataModule(lgd.split_edges(small_graph(), val=0, test=0.1)))

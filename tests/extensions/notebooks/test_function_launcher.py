@@ -22,14 +22,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 
-from lightning_gnn_dist import (
-    EverySteps,
-    GrappaStrategy,
-    Launch,
-    LocalSGDStrategy,
-    PartitionedDataModule,
-    RandomPartitioner,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.notebooks.function_launcher import FunctionLauncher
 from lightning_gnn_dist.extensions.notebooks.rank_processes import (
     How,
@@ -44,7 +37,7 @@ from tests.memory import reads_memory
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 
-FORKED = {"launch": Launch(PATIENCE["launch"].timeout, PATIENCE["launch"].start_timeout, start_method="fork")}
+FORKED = {"launch": lgd.Launch(PATIENCE["launch"].timeout, PATIENCE["launch"].start_timeout, start_method="fork")}
 
 
 class History(pl.Callback):
@@ -68,8 +61,8 @@ class Interrupting(pl.Callback):
             signal.raise_signal(signal.SIGINT)
 
 
-def data() -> PartitionedDataModule:
-    return PartitionedDataModule(small_graph(), partitioner=RandomPartitioner(), batch_size=16)
+def data() -> lgd.PartitionedDataModule:
+    return lgd.PartitionedDataModule(small_graph(), partitioner=lgd.RandomPartitioner(), batch_size=16)
 
 
 def state(module: pl.LightningModule) -> dict[str, Tensor]:
@@ -82,7 +75,7 @@ def as_ranks(rank: int, world_size: int, rounds: int, strategy: Any, options: di
     return state(module)
 
 
-LOCAL = (LocalSGDStrategy, {"clock": EverySteps(4)})
+LOCAL = (lgd.LocalSGDStrategy, {"clock": lgd.EverySteps(4)})
 
 
 def fits_in_a_row(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
@@ -92,7 +85,7 @@ def fits_in_a_row(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
     saver = ModelCheckpoint(folder / "saved", monitor="accuracy", mode="max")
     logger = CSVLogger(folder)
     quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
-    strategy = LocalSGDStrategy(EverySteps(4), **FORKED)
+    strategy = lgd.LocalSGDStrategy(lgd.EverySteps(4), **FORKED)
     shown = {"callbacks": [history, saver], "logger": logger}
     one = pl.Trainer(accelerator="cpu", devices=2, strategy=strategy, max_epochs=2, **shown, **quiet)
     assert isinstance(one.strategy._launcher, FunctionLauncher)
@@ -150,7 +143,7 @@ class Late(SAGE):
 def fit_of_late_layers(rank: int, world_size: int) -> None:
     module = Late(12, 4)
     left_alone = module.left_alone
-    fits = trainer(2, LocalSGDStrategy(EverySteps(4), **FORKED), limit_val_batches=0, precision="64-true")
+    fits = trainer(2, lgd.LocalSGDStrategy(lgd.EverySteps(4), **FORKED), limit_val_batches=0, precision="64-true")
     fits.fit(module, data())
     assert module.left_alone is left_alone and module.written_into.tolist() == [fits.global_step] * 2
     assert module.last.item() > 0 and not module.last.requires_grad
@@ -179,7 +172,7 @@ def test_an_interrupt_leaves_the_weights_of_the_last_meeting() -> None:
     assert said == "All ranks have ended. The model has the weights of their last meeting, that of round 1."
     expected, _ = run_ranks(as_ranks, 2, 1, *LOCAL)
     assert all(torch.equal(got[name], value) for name, value in expected.items())
-    ((said, got),) = run_ranks(interrupted, 1, GrappaStrategy, {})
+    ((said, got),) = run_ranks(interrupted, 1, lgd.GrappaStrategy, {})
     assert said == "All ranks have ended. The model has the weights of the last whole step."
     assert not torch.equal(next(iter(got.values())), next(iter(state(model()).values())))
 
@@ -194,7 +187,7 @@ def failed(rank: int, world_size: int, folder: Path) -> tuple[int, list[str]]:
     warnings.filterwarnings("ignore", ".*last.*, but there is no last checkpoint")
     saver = OnExceptionCheckpoint(folder)
     options: dict[str, Any] = {"callbacks": [Fails(), saver], "limit_val_batches": 0, "enable_checkpointing": True}
-    one = trainer(2, LocalSGDStrategy(EverySteps(4), **FORKED), **options)
+    one = trainer(2, lgd.LocalSGDStrategy(lgd.EverySteps(4), **FORKED), **options)
     with pytest.raises(ValueError, match="of rank") as caught:
         one.fit(model(), data())
     assert saver in one.callbacks  # type: ignore[attr-defined]
@@ -210,7 +203,7 @@ def test_callbacks_hear_of_a_failure_in_the_ranks(tmp_path: Path) -> None:
 def failing(rank: int, world_size: int) -> None:
     module = model()
     module.lock = threading.Lock()
-    one = trainer(2, LocalSGDStrategy(EverySteps(4), launch=Launch(start_method="spawn")))
+    one = trainer(2, lgd.LocalSGDStrategy(lgd.EverySteps(4), launch=lgd.Launch(start_method="spawn")))
     with pytest.raises(TypeError, match=r"SAGE: cannot pickle '_thread.lock' object\. Ranks are .* in setup\(\)"):
         one.fit(module, data())
 
@@ -224,21 +217,21 @@ def test_ranks_are_started_as_the_place_allows(monkeypatch: pytest.MonkeyPatch, 
     script.touch()
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
     monkeypatch.setattr(sys, "argv", [str(script)])
-    assert start_method_here(Launch(), has_started=False) == "popen"
+    assert start_method_here(lgd.Launch(), has_started=False) == "popen"
     monkeypatch.setattr(sys, "argv", ["-c"])
-    assert start_method_here(Launch(), has_started=False) in ("forkserver", "spawn")
-    assert start_method_here(Launch(), has_started=True) == "popen"
-    assert start_method_here(Launch(start_method="fork"), has_started=False) == "fork"
+    assert start_method_here(lgd.Launch(), has_started=False) in ("forkserver", "spawn")
+    assert start_method_here(lgd.Launch(), has_started=True) == "popen"
+    assert start_method_here(lgd.Launch(start_method="fork"), has_started=False) == "fork"
     with pytest.raises(ValueError, match="start_method='popen' runs the script again for each rank, and here is none"):
-        start_method_here(Launch(start_method="popen"), has_started=False)
-    assert start_method_here(Launch(), has_started=False, is_on_gpus=True) == "spawn"
+        start_method_here(lgd.Launch(start_method="popen"), has_started=False)
+    assert start_method_here(lgd.Launch(), has_started=False, is_on_gpus=True) == "spawn"
     for forks in ("fork", "forkserver"):  # a rank on a GPU whose driver its server has started computes nothing
-        assert start_method_here(Launch(start_method=forks), has_started=True, is_on_gpus=True) == forks  # not used
+        assert start_method_here(lgd.Launch(start_method=forks), has_started=True, is_on_gpus=True) == forks  # not used
         with pytest.raises(ValueError, match=f"start_method='{forks}' forks the ranks .*: leave start_method out"):
-            start_method_here(Launch(start_method=forks), has_started=False, is_on_gpus=True)
+            start_method_here(lgd.Launch(start_method=forks), has_started=False, is_on_gpus=True)
     monkeypatch.setattr(sys, "argv", [str(script)])
     monkeypatch.setattr(sys, "ps1", "In : ", raising=False)
-    assert start_method_here(Launch(), has_started=False) in ("forkserver", "spawn")
+    assert start_method_here(lgd.Launch(), has_started=False) in ("forkserver", "spawn")
 
 
 # Ranks that a process starts: what comes back, who is named when one fails, and that none stays.

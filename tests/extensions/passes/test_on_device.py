@@ -10,14 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Graph,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    predict_by_layer,
-    save_shards,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.passes import layer_pass
 from lightning_gnn_dist.extensions.passes.layer_pass import LayerPass
 from lightning_gnn_dist.extensions.passes.nodes import WholeNodes
@@ -75,7 +68,7 @@ def test_rows_are_those_of_a_cpu(name: str, place: str, tmp_path: Path, monkeypa
 def evaluated(rank: int, world_size: int, names: list[str]) -> list[dict[int, Tensor]]:
     found = []
     for name in names:
-        data = PartitionedDataModule(graph_of(DATA), sampler=NeighborSampler([3, 3]), batch_size=7)
+        data = lgd.PartitionedDataModule(graph_of(DATA), sampler=lgd.NeighborSampler([3, 3]), batch_size=7)
         module = model(name, 2)
         trainer(world_size, accelerator="gpu", precision="64-true").test(module, data, verbose=False)
         found.append({node: row.cpu() for node, row in module.rows.items()})
@@ -98,7 +91,7 @@ def predicted(rank: int, world_size: int, where: Any, folder: Path, budget_bytes
     kinds, devices = ("paper", "word"), list[str]()
     for kind in kinds:
         run, module = trainer(world_size, accelerator="gpu", precision="64-true"), ByLayers(TYPED.edge_types, 3).eval()
-        predict_by_layer(
+        lgd.predict_by_layer(
             run,
             module,
             where,
@@ -114,9 +107,9 @@ def predicted(rank: int, world_size: int, where: Any, folder: Path, budget_bytes
 @pytest.mark.parametrize("budget_bytes", [None, 16 << 20])
 def test_a_typed_graph_is_predicted(num_ranks: int, place: str, budget_bytes: int | None, tmp_path: Path) -> None:
     enough(num_ranks)
-    where: Any = Graph.from_pyg(TYPED)
+    where: Any = lgd.Graph.from_pyg(TYPED)
     if place == "shards":
-        save_shards(where, RandomPartitioner()(where, 2, seed=0), tmp_path / "shards")
+        lgd.save_shards(where, lgd.RandomPartitioner()(where, 2, seed=0), tmp_path / "shards")
         where = tmp_path / "shards"
     for devices in run_ranks(predicted, num_ranks, where, tmp_path, budget_bytes):
         assert {*devices} == {"cuda"}

@@ -9,16 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import (
-    Graph,
-    LinkDataModule,
-    NeighborSampler,
-    Partition,
-    RandomPartitioner,
-    predict_by_layer,
-    save_shards,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from tests.data_fitting import trainer
 from tests.graph.parted import in_order_of_shards
 from tests.layers.test_typed_layers import CLOSE, DATA, EXACT, WRONG, Filters, check_evaluation, graph_of, model
@@ -27,9 +18,9 @@ from tests.ranks import RankError, run_ranks
 
 
 def predicted(rank: int, world_size: int, where: Any, folder: Path, budget_bytes: int, kind: str) -> None:
-    graph = Graph.open(where) if isinstance(where, Path) and (where / "meta.json").exists() else where
+    graph = lgd.Graph.open(where) if isinstance(where, Path) and (where / "meta.json").exists() else where
     run, budget = trainer(world_size, **EXACT), {"budget_bytes": budget_bytes}
-    predict_by_layer(run, model(3), graph, folder / f"{kind}.npy", seed_type=kind, **budget)  # type: ignore[arg-type]
+    lgd.predict_by_layer(run, model(3), graph, folder / f"{kind}.npy", seed_type=kind, **budget)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +31,7 @@ def test_all_nodes_of_a_type_are_predicted(num_ranks: int, place: str, tmp_path:
     where: Any = graph_of()
     if place != "RAM":
         where.save(tmp_path / "graph")
-        save_shards(where, RandomPartitioner()(where, 2, seed=0), tmp_path / "shards")
+        lgd.save_shards(where, lgd.RandomPartitioner()(where, 2, seed=0), tmp_path / "shards")
         where = tmp_path / {"files": "graph", "shards": "shards"}[place]
     for kind in ("paper", "word"):
         run_ranks(predicted, num_ranks, where, tmp_path, 16 << 20, kind)
@@ -50,14 +41,14 @@ def test_all_nodes_of_a_type_are_predicted(num_ranks: int, place: str, tmp_path:
 
 def test_an_evaluation_of_shards_computes_each_layer_once(tmp_path: Path) -> None:
     graph, is_tested = graph_of(), DATA["paper"].test_mask
-    owner = Partition((torch.arange(graph.num_nodes) % 5 < 2).int(), 2)
-    save_shards(graph, owner, tmp_path / "shards")
+    owner = lgd.Partition((torch.arange(graph.num_nodes) % 5 < 2).int(), 2)
+    lgd.save_shards(graph, owner, tmp_path / "shards")
     order = in_order_of_shards(graph, owner).types.node_arrays["paper"]["n_id"]
     check_evaluation(2, tmp_path / "shards", tmp_path, order[is_tested[order]])
 
 
 def of_links(rank: int, world_size: int, split: Any) -> tuple[float, int]:
-    data = LinkDataModule(split, sampler=NeighborSampler([4, 4]), batch_size=15, seed=0)
+    data = lgd.LinkDataModule(split, sampler=lgd.NeighborSampler([4, 4]), batch_size=15, seed=0)
     module = model(2, OfLinks)
     (metrics,) = trainer(world_size, **EXACT).test(module, data, verbose=False)
     return metrics["test_loss"], len(module.called)
@@ -65,7 +56,7 @@ def of_links(rank: int, world_size: int, split: Any) -> tuple[float, int]:
 
 @pytest.mark.parametrize("place", ["RAM", "shards"])
 def test_an_evaluation_of_links_asks_for_rows_of_both_types(place: str, tmp_path: Path) -> None:
-    split: Any = split_edges(graph_of(), edge_type=OfLinks.asked, seed=0)
+    split: Any = lgd.split_edges(graph_of(), edge_type=OfLinks.asked, seed=0)
     rows = model(2, OfLinks).whole(split.graph.to_pyg())
     (sender, receiver), negatives = split.edges["test"], split.negatives["test"]
     ones = (rows["author"][sender] * rows["paper"][receiver]).sum(1)
@@ -73,7 +64,7 @@ def test_an_evaluation_of_links_asks_for_rows_of_both_types(place: str, tmp_path
     loss = F.binary_cross_entropy_with_logits(ones, torch.ones_like(ones), reduction="sum")
     loss += F.binary_cross_entropy_with_logits(zeros, torch.zeros_like(zeros), reduction="sum")
     if place == "shards":
-        save_shards(split, RandomPartitioner()(split.graph, 2, seed=0), tmp_path / "shards")
+        lgd.save_shards(split, lgd.RandomPartitioner()(split.graph, 2, seed=0), tmp_path / "shards")
     where = split if place == "RAM" else tmp_path / "shards"
     for found, calls in run_ranks(of_links, 2, where):
         assert found == pytest.approx(float(loss.detach()), rel=1e-6)
@@ -82,16 +73,16 @@ def test_an_evaluation_of_links_asks_for_rows_of_both_types(place: str, tmp_path
 
 def test_a_type_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"seed_type must be one of .*paper.*, got 'pager'"):
-        predict_by_layer(trainer(1), model(), graph_of(), tmp_path / "rows.npy", seed_type="pager")
-    plain = Graph.from_edge_index(torch.tensor([[0], [1]]), 2, {"x": torch.zeros(2, 2)})
+        lgd.predict_by_layer(trainer(1), model(), graph_of(), tmp_path / "rows.npy", seed_type="pager")
+    plain = lgd.Graph.from_edge_index(torch.tensor([[0], [1]]), 2, {"x": torch.zeros(2, 2)})
     with pytest.raises(ValueError, match=r"seed_type .* is for a graph with types"):
-        predict_by_layer(trainer(1), model(), plain, tmp_path / "rows.npy", seed_type="paper")
+        lgd.predict_by_layer(trainer(1), model(), plain, tmp_path / "rows.npy", seed_type="paper")
     assert not list(tmp_path.iterdir())
 
 
 def filtered(rank: int, world_size: int, kind: type[ByLayers], path: Path) -> None:
     graph = graph_of()
-    predict_by_layer(trainer(world_size, **EXACT), model(2, kind), graph, path, seed_type="paper")
+    lgd.predict_by_layer(trainer(world_size, **EXACT), model(2, kind), graph, path, seed_type="paper")
 
 
 def test_no_rows_and_none_to_return_are_alike(tmp_path: Path) -> None:
@@ -113,7 +104,7 @@ def test_shards_of_one_node_type_may_have_several_edge_types(tmp_path: Path) -> 
         data[kind].edge_index = DATA[kind].edge_index
         data[kind].strength = torch.ones(DATA[kind].num_edges)
     module = ByLayers(data.edge_types).eval()
-    save_shards(graph_of(data), Partition(torch.zeros(data.num_nodes).int(), 1), tmp_path / "shards")
-    predict_by_layer(trainer(1, **EXACT), module, tmp_path / "shards", tmp_path / "rows.npy")
+    lgd.save_shards(graph_of(data), lgd.Partition(torch.zeros(data.num_nodes).int(), 1), tmp_path / "shards")
+    lgd.predict_by_layer(trainer(1, **EXACT), module, tmp_path / "shards", tmp_path / "rows.npy")
     rows = torch.from_numpy(np.load(tmp_path / "rows.npy"))
     torch.testing.assert_close(rows, module.whole(data)["paper"].detach(), **CLOSE)

@@ -11,16 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from lightning_gnn_dist import (
-    Elastic,
-    EverySteps,
-    LLCGStrategy,
-    LocalSGDStrategy,
-    Outer,
-    Overlapped,
-    Rounded,
-    TMAStrategy,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.rounded import means
 from lightning_gnn_dist.extensions.rounded.means import Overlap
 from lightning_gnn_dist.rounds.reducer import Groups
@@ -53,14 +44,16 @@ def in_rounds(rank: int, world_size: int, settings: list[dict[str, Any]]) -> lis
     found = []
     for options in settings:
         module = same_start(optimizer="Adam" if "average_optimizer" in options else "SGD")
-        strategy = TMAStrategy(EverySteps(STEPS[rank]), weights="steps", reducer=Overlapped(), **options, **PATIENCE)
+        strategy = lgd.TMAStrategy(
+            lgd.EverySteps(STEPS[rank]), weights="steps", reducer=lgd.Overlapped(), **options, **PATIENCE
+        )
         more: dict[str, Any] = {"precision": "64-true", "num_sanity_val_steps": 0, "max_epochs": ROUNDS}
         fit(rank, strategy, module, devices=world_size, validate=True, **more)
         found.append((module.validated, state_of(module)))
     return found
 
 
-def by_hand(outer: Outer, *, failed: bool, moments: bool) -> tuple[list[State], State]:
+def by_hand(outer: lgd.Outer, *, failed: bool, moments: bool) -> tuple[list[State], State]:
     """Replica by replica in one process. Every mean is taken in one round after it was sent."""
     steps, weights = [1 if failed and rank == 2 else STEPS[rank] for rank in range(RANKS)], [*STEPS]
     weights[2] = 0 if failed else STEPS[2]
@@ -122,11 +115,13 @@ def batch_of(rank: int) -> Any:
 def test_rounds_equal_those_by_hand() -> None:
     settings: list[dict[str, Any]] = [
         {},
-        {"outer": Outer.diloco(), "failed_ranks": [2]},
-        {"outer": Outer(momentum=0.5), "average_optimizer": True},
+        {"outer": lgd.Outer.diloco(), "failed_ranks": [2]},
+        {"outer": lgd.Outer(momentum=0.5), "average_optimizer": True},
     ]
     hands = [
-        by_hand(options.get("outer", Outer()), failed="failed_ranks" in options, moments="average_optimizer" in options)
+        by_hand(
+            options.get("outer", lgd.Outer()), failed="failed_ranks" in options, moments="average_optimizer" in options
+        )
         for options in settings
     ]
     assert differs(hands[0][1], hands[1][1]) > 1e-3
@@ -136,11 +131,13 @@ def test_rounds_equal_those_by_hand() -> None:
             assert differs(end, last) < 1e-12
 
 
-def at_once_and_without(rank: int, world_size: int, outer: Outer, bits: Any, *, corrects: bool) -> tuple[State, State]:
+def at_once_and_without(
+    rank: int, world_size: int, outer: lgd.Outer, bits: Any, *, corrects: bool
+) -> tuple[State, State]:
     means.Overlap = AtOnce  # type: ignore[misc]  # in this rank's process alone
-    ends, kind = [], LLCGStrategy if corrects else LocalSGDStrategy
-    for reducer in (Rounded(bits) if bits else None, Overlapped(bits)):
-        strategy = kind(EverySteps(2), reducer=reducer, outer=outer, average_optimizer=True, **PATIENCE)
+    ends, kind = [], lgd.LLCGStrategy if corrects else lgd.LocalSGDStrategy
+    for reducer in (lgd.Rounded(bits) if bits else None, lgd.Overlapped(bits)):
+        strategy = kind(lgd.EverySteps(2), reducer=reducer, outer=outer, average_optimizer=True, **PATIENCE)
         if corrects:
             module = graph_model()
             fit_graph(strategy, module, data_module(), world_size)
@@ -152,8 +149,8 @@ def at_once_and_without(rank: int, world_size: int, outer: Outer, bits: Any, *, 
 
 
 @pytest.mark.parametrize("corrects", [False, True])
-@pytest.mark.parametrize(("outer", "bits"), [(Outer.diloco(), None), (Outer(momentum=0.8, adaptive=True), 8)])
-def test_a_mean_that_is_taken_in_where_it_is_sent_is_no_overlap(outer: Outer, bits: int, corrects: bool) -> None:
+@pytest.mark.parametrize(("outer", "bits"), [(lgd.Outer.diloco(), None), (lgd.Outer(momentum=0.8, adaptive=True), 8)])
+def test_a_mean_that_is_taken_in_where_it_is_sent_is_no_overlap(outer: lgd.Outer, bits: int, corrects: bool) -> None:
     for without, at_once in run_ranks(partial(at_once_and_without, outer=outer, bits=bits, corrects=corrects), 2):
         assert differs(without, at_once) == 0.0
 
@@ -169,18 +166,18 @@ class Saver(pl.Callback):
 
 def stopped_and_resumed(rank: int, world_size: int, folder: Path) -> list[tuple[State, State]]:
     found = []
-    for number, kind in enumerate((LocalSGDStrategy, LLCGStrategy)):
+    for number, kind in enumerate((lgd.LocalSGDStrategy, lgd.LLCGStrategy)):
         path, ends = folder / f"{number}.ckpt", []
         for ckpt_path in (None, path):
-            if kind is LLCGStrategy:
+            if kind is lgd.LLCGStrategy:
                 module = graph_model()
                 more: Any = {"max_epochs": 4, "callbacks": [Saver(path)] if ckpt_path is None else []}
-                strategy = LLCGStrategy(EverySteps(2), reducer=Overlapped(8), **PATIENCE)
+                strategy = lgd.LLCGStrategy(lgd.EverySteps(2), reducer=lgd.Overlapped(8), **PATIENCE)
                 fit_graph(strategy, module, data_module(), world_size, None if ckpt_path is None else str(path), **more)
             else:
                 module = same_start(optimizer="Adam")
-                outer: Any = {"reducer": Overlapped(8), "outer": Outer(momentum=0.8, adaptive=True)}
-                strategy = kind(EverySteps(3), average_optimizer=True, **outer, **PATIENCE)
+                outer: Any = {"reducer": lgd.Overlapped(8), "outer": lgd.Outer(momentum=0.8, adaptive=True)}
+                strategy = kind(lgd.EverySteps(3), average_optimizer=True, **outer, **PATIENCE)
                 more = {"max_epochs": 4, "callbacks": [Saver(path)] if ckpt_path is None else []}
                 fit(rank, strategy, module, devices=world_size, ckpt_path=ckpt_path and str(path), **more)
             ends.append(state_of(module))
@@ -201,11 +198,11 @@ def sent(rank: int, world_size: int) -> list[float]:
     counted = []
     choices: tuple[Any, ...] = (None, 8)
     for bits in choices:
-        for reducer in (Rounded(bits) if bits else None, Overlapped(bits)):
+        for reducer in (lgd.Rounded(bits) if bits else None, lgd.Overlapped(bits)):
             numbers = []
             for rounds in (2, 4):
-                strategy = LocalSGDStrategy(
-                    EverySteps(2), reducer=reducer, outer=Outer(), average_optimizer=True, **PATIENCE
+                strategy = lgd.LocalSGDStrategy(
+                    lgd.EverySteps(2), reducer=reducer, outer=lgd.Outer(), average_optimizer=True, **PATIENCE
                 )
                 before = traffic.bytes_sent
                 fit(rank, strategy, same_start(optimizer="Adam"), devices=world_size, max_epochs=rounds)
@@ -231,7 +228,7 @@ class Spoilt(Net):
 def left_out(rank: int, world_size: int) -> State:
     torch.manual_seed(0)
     module = Spoilt()
-    strategy = LocalSGDStrategy(EverySteps(2), reducer=Overlapped(), nonfinite="leave_out", **PATIENCE)
+    strategy = lgd.LocalSGDStrategy(lgd.EverySteps(2), reducer=lgd.Overlapped(), nonfinite="leave_out", **PATIENCE)
     fit(rank, strategy, module, devices=world_size, max_epochs=4)
     return state_of(module)
 
@@ -245,8 +242,8 @@ def test_a_rank_with_nan_is_left_out_of_one_mean() -> None:
 def resumed_without(rank: int, world_size: int, folder: Path) -> None:
     path = folder / "one.ckpt"
     options: Any = {"devices": world_size, "max_epochs": 3, "callbacks": [Saver(path)]}
-    fit(rank, LocalSGDStrategy(EverySteps(2), reducer=Overlapped(), **PATIENCE), same_start(), **options)
-    strategy = LocalSGDStrategy(EverySteps(2), outer=Outer(), **PATIENCE)
+    fit(rank, lgd.LocalSGDStrategy(lgd.EverySteps(2), reducer=lgd.Overlapped(), **PATIENCE), same_start(), **options)
+    strategy = lgd.LocalSGDStrategy(lgd.EverySteps(2), outer=lgd.Outer(), **PATIENCE)
     fit(rank, strategy, same_start(), devices=world_size, ckpt_path=str(path))
 
 
@@ -257,4 +254,4 @@ def test_it_says_what_a_fit_without_overlap_leaves_behind(tmp_path: Path) -> Non
 
 def test_elastic_ranks_refuse_it() -> None:
     with pytest.raises(ValueError, match=r"The reducer sends .* leave it out"):
-        TMAStrategy(peers=Elastic(), reducer=Overlapped())
+        lgd.TMAStrategy(peers=lgd.Elastic(), reducer=lgd.Overlapped())

@@ -8,34 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Auto,
-    Correction,
-    Evaluation,
-    EverySteps,
-    Exchange,
-    Fetch,
-    GlobalBatching,
-    Graph,
-    GrappaStrategy,
-    Halo,
-    Isolated,
-    LadiesSampler,
-    LLCGStrategy,
-    Loading,
-    LocalSGDStrategy,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    RandomWalkSampler,
-    ShadowSampler,
-    TemporalSampler,
-    TMAStrategy,
-    WholePartSampler,
-    communities,
-    save_shards,
-    through_layers,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.shards.home import ShardCosts
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, plain_ddp
@@ -45,35 +18,41 @@ from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
-OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 8, "evaluation": Evaluation(batch_size=70)}
+OPTIONS: dict[str, Any] = {
+    "sampler": lgd.NeighborSampler([4, 4]),
+    "batch_size": 8,
+    "evaluation": lgd.Evaluation(batch_size=70),
+}
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same graph in shards and whole, with the same numbers for nodes."""
     folder = tmp_path_factory.mktemp("graph")
-    graph = communities(400, 4, num_features=12, train_share=0.2, noise=2.0, seed=3)
+    graph = lgd.communities(400, 4, num_features=12, train_share=0.2, noise=2.0, seed=3)
     graph.node_arrays["n_id"] = torch.arange(graph.num_nodes)
-    partition = Partition((torch.arange(graph.num_nodes) * 7 % 5 // 3).to(torch.int32), 2)
-    save_shards(graph, partition, folder / "shares")
+    partition = lgd.Partition((torch.arange(graph.num_nodes) * 7 % 5 // 3).to(torch.int32), 2)
+    lgd.save_shards(graph, partition, folder / "shares")
     in_order_of_parts(graph, partition).save(folder / "whole")
     return folder
 
 
 def fit(rank: int, world_size: int, folder: str, kind: str) -> Result:
     """With a sampler of corrections alone; all else is compared on shards of types."""
-    options = OPTIONS | {"global_batching": GlobalBatching(sampler=NeighborSampler([5, 5]))}
+    options = OPTIONS | {"global_batching": lgd.GlobalBatching(sampler=lgd.NeighborSampler([5, 5]))}
     data: pl.LightningDataModule
     if kind == "shards":
-        data = PartitionedDataModule(f"{folder}/shares", loading=Loading(bulk_size=3, cache_bytes=2000), **options)
+        data = lgd.PartitionedDataModule(
+            f"{folder}/shares", loading=lgd.Loading(bulk_size=3, cache_bytes=2000), **options
+        )
     else:
-        whole = Graph.open(f"{folder}/whole")
-        partition = Partition((torch.arange(400) >= 240).int(), 2)
-        data = PartitionedDataModule(whole, partitioner=partition, boundary=Isolated(), **options)
+        whole = lgd.Graph.open(f"{folder}/whole")
+        partition = lgd.Partition((torch.arange(400) >= 240).int(), 2)
+        data = lgd.PartitionedDataModule(whole, partitioner=partition, boundary=lgd.Isolated(), **options)
     pl.seed_everything(0, verbose=False)
     model = SAGE(12, 4, dropout=0.5, blocks=False)  # as batches have weights, and SAGE means
     model.predict_step = model.forward  # type: ignore[method-assign]
-    return all_figures(world_size, LLCGStrategy(EverySteps(4), **PATIENCE), model, data, f"{folder}/{kind}.npy")
+    return all_figures(world_size, lgd.LLCGStrategy(lgd.EverySteps(4), **PATIENCE), model, data, f"{folder}/{kind}.npy")
 
 
 @pytest.mark.slow
@@ -82,8 +61,8 @@ def test_training_on_shards_is_training_on_parts(saved: Path) -> None:
 
 
 def start(rank: int, world_size: int, folder: str, strategy: str) -> None:
-    data = PartitionedDataModule(f"{folder}/shares", **OPTIONS)
-    chosen = LLCGStrategy(EverySteps(2), correction=Correction(way=strategy), **PATIENCE)  # type: ignore[arg-type]
+    data = lgd.PartitionedDataModule(f"{folder}/shares", **OPTIONS)
+    chosen = lgd.LLCGStrategy(lgd.EverySteps(2), correction=lgd.Correction(way=strategy), **PATIENCE)  # type: ignore[arg-type]
     trainer(world_size, chosen, fast_dev_run=True).fit(SAGE(12, 4), data)
 
 
@@ -99,16 +78,16 @@ def test_ranks_share_shards_and_corrections(saved: Path, num_ranks: int, way: st
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
-        ({"global_batching": GlobalBatching(sampler=ShadowSampler([4, 4], num_hops=2))}, "got ShadowSampler"),
-        ({"boundary": Fetch(), "sampler": WholePartSampler(2)}, "got WholePartSampler"),
-        ({"loading": Loading(sample_on="auto")}, 'sample_on must be "cpu" for shards'),
-        ({"boundary": Auto(5)}, r"boundary must be Isolated\(\).* for shards, got Auto\(bytes=5"),
+        ({"sampler": lgd.ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
+        ({"global_batching": lgd.GlobalBatching(sampler=lgd.ShadowSampler([4, 4], num_hops=2))}, "got ShadowSampler"),
+        ({"boundary": lgd.Fetch(), "sampler": lgd.WholePartSampler(2)}, "got WholePartSampler"),
+        ({"loading": lgd.Loading(sample_on="auto")}, 'sample_on must be "cpu" for shards'),
+        ({"boundary": lgd.Auto(5)}, r"boundary must be Isolated\(\).* for shards, got Auto\(bytes=5"),
     ],
 )
 def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        PartitionedDataModule(saved / "shares", **options)
+        lgd.PartitionedDataModule(saved / "shares", **options)
 
 
 class Mistaken(SAGE):
@@ -118,15 +97,15 @@ class Mistaken(SAGE):
         return [lambda batch, conv=conv: conv(batch.x, batch.edge_index) for conv in self.convs]
 
     def forward(self, batch: Any) -> Tensor:
-        return through_layers(self, batch)
+        return lgd.through_layers(self, batch)
 
     def test_step(self, batch: Any) -> None:
         raise ValueError("a mistake of the user, in a batch of 100")
 
 
 def judge(rank: int, world_size: int, folder: str) -> None:
-    data = PartitionedDataModule(f"{folder}/shares", sampler=NeighborSampler([4, 4]))
-    trainer(world_size, GrappaStrategy(**PATIENCE)).test(Mistaken(12, 4), data)
+    data = lgd.PartitionedDataModule(f"{folder}/shares", sampler=lgd.NeighborSampler([4, 4]))
+    trainer(world_size, lgd.GrappaStrategy(**PATIENCE)).test(Mistaken(12, 4), data)
 
 
 def test_an_error_of_the_user_is_told_as_it_is(saved: Path) -> None:
@@ -137,8 +116,8 @@ def test_an_error_of_the_user_is_told_as_it_is(saved: Path) -> None:
 
 
 def test_what_only_a_whole_graph_has_is_refused(saved: Path) -> None:
-    data = PartitionedDataModule(saved / "shares")
-    assert (data.partitioner, data.shards_path, data.boundary) == (None, saved / "shares", Isolated())
+    data = lgd.PartitionedDataModule(saved / "shares")
+    assert (data.partitioner, data.shards_path, data.boundary) == (None, saved / "shares", lgd.Isolated())
     for use in (lambda: data.graph, lambda: data.holding, lambda: data.parts_of_ranks(2), lambda: data.part(0, 2)):
         with pytest.raises(AttributeError, match=r"is of a graph that every host has, and '.*shares' holds shards"):
             use()
@@ -148,7 +127,7 @@ def test_what_only_a_whole_graph_has_is_refused(saved: Path) -> None:
 
 def limited(rank: int, world_size: int, folder: str) -> tuple[int, int, list[Tensor]]:
     """Where the loader stands after a pass that the trainer has limited, and what it trained on."""
-    data, model = PartitionedDataModule(f"{folder}/shares", **OPTIONS), SAGE(12, 4)
+    data, model = lgd.PartitionedDataModule(f"{folder}/shares", **OPTIONS), SAGE(12, 4)
     loaders: list[Any] = []
 
     class Look(pl.Callback):
@@ -165,14 +144,14 @@ def limited(rank: int, world_size: int, folder: str) -> tuple[int, int, list[Ten
 # Training on shards of a typed graph is training on parts of it: to the bit, with every exchange across shards.
 
 
-OPTIONS_OF_TYPES: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 16}
-OPTIONS_OF_TYPES |= {"evaluation": Evaluation(batch_size=70)}
+OPTIONS_OF_TYPES: dict[str, Any] = {"sampler": lgd.NeighborSampler([4, 3]), "batch_size": 16}
+OPTIONS_OF_TYPES |= {"evaluation": lgd.Evaluation(batch_size=70)}
 UNUSED = {"find_unused_parameters": True}  # of types that no loss reads
 STRATEGIES: dict[str, Any] = {
-    "llcg": lambda: LLCGStrategy(EverySteps(4), **PATIENCE),
-    "grappa": lambda: GrappaStrategy(**UNUSED, **PATIENCE),
-    "local_sgd": lambda: LocalSGDStrategy(EverySteps(3), **PATIENCE),
-    "tma": lambda: TMAStrategy(EverySteps(3), **PATIENCE),
+    "llcg": lambda: lgd.LLCGStrategy(lgd.EverySteps(4), **PATIENCE),
+    "grappa": lambda: lgd.GrappaStrategy(**UNUSED, **PATIENCE),
+    "local_sgd": lambda: lgd.LocalSGDStrategy(lgd.EverySteps(3), **PATIENCE),
+    "tma": lambda: lgd.TMAStrategy(lgd.EverySteps(3), **PATIENCE),
     "ddp": lambda: plain_ddp(**UNUSED),
 }
 
@@ -182,11 +161,11 @@ def saved_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same graph in shards and whole, with the same numbers for nodes."""
     folder = tmp_path_factory.mktemp("graph")
     graph = typed_graph_of_papers(300)
-    partition = Partition((torch.arange(graph.num_nodes) * 7 % 5 // 3).to(torch.int32), 2)
-    save_shards(graph, partition, folder / "shards")
+    partition = lgd.Partition((torch.arange(graph.num_nodes) * 7 % 5 // 3).to(torch.int32), 2)
+    lgd.save_shards(graph, partition, folder / "shards")
     whole = in_order_of_shards(graph, partition)
     whole.save(folder / "whole")
-    save_shards(graph, Partition(torch.zeros(graph.num_nodes).int(), 1), folder / "one")
+    lgd.save_shards(graph, lgd.Partition(torch.zeros(graph.num_nodes).int(), 1), folder / "one")
     before = [array["n_id"] + whole.types.nodes_of(kind).start for kind, array in whole.types.node_arrays.items()]
     torch.save(partition.assignment[torch.cat(before)], folder / "owners.pt")
     return folder
@@ -195,10 +174,12 @@ def saved_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data_of(folder: str, kind: str, **more: Any) -> pl.LightningDataModule:
     options = OPTIONS_OF_TYPES | more
     if kind == "shards":
-        return PartitionedDataModule(f"{folder}/shards", loading=Loading(bulk_size=3, cache_bytes=20_000), **options)
-    partition = Partition(torch.load(f"{folder}/owners.pt"), 2)
-    whole = Graph.open(f"{folder}/whole")
-    return PartitionedDataModule(whole, partitioner=partition, **({"boundary": Isolated()} | options))
+        return lgd.PartitionedDataModule(
+            f"{folder}/shards", loading=lgd.Loading(bulk_size=3, cache_bytes=20_000), **options
+        )
+    partition = lgd.Partition(torch.load(f"{folder}/owners.pt"), 2)
+    whole = lgd.Graph.open(f"{folder}/whole")
+    return lgd.PartitionedDataModule(whole, partitioner=partition, **({"boundary": lgd.Isolated()} | options))
 
 
 def fit_types(rank: int, world_size: int, folder: str, kind: str, name: str, more: dict[str, Any]) -> Result:
@@ -209,28 +190,28 @@ def fit_types(rank: int, world_size: int, folder: str, kind: str, name: str, mor
 
 
 def edge_types(folder: str) -> list[Any]:
-    return list(Graph.open(f"{folder}/whole").types.edge_types)
+    return list(lgd.Graph.open(f"{folder}/whole").types.edge_types)
 
 
 FITS: dict[str, tuple[str, dict[str, Any]]] = {
     "llcg": ("llcg", {}),
-    "llcg of own seeds": ("llcg", {"global_batching": GlobalBatching(deal="own", batch_size=30)}),
-    "llcg with halos": ("llcg", {"boundary": Halo(2, neighbors=3)}),
+    "llcg of own seeds": ("llcg", {"global_batching": lgd.GlobalBatching(deal="own", batch_size=30)}),
+    "llcg with halos": ("llcg", {"boundary": lgd.Halo(2, neighbors=3)}),
     "grappa": ("grappa", {}),
-    "grappa with halos": ("grappa", {"boundary": Halo(1)}),
-    "local_sgd on whole parts": ("local_sgd", {"sampler": WholePartSampler(2)}),
+    "grappa with halos": ("grappa", {"boundary": lgd.Halo(1)}),
+    "local_sgd on whole parts": ("local_sgd", {"sampler": lgd.WholePartSampler(2)}),
     "local_sgd on subgraphs": (
         "local_sgd",
         {
-            "sampler": ShadowSampler([3, 3], num_hops=2),
-            "global_batching": GlobalBatching(sampler=NeighborSampler([3, 3])),
-            "evaluation": Evaluation(batch_size=70, sampler=NeighborSampler([-1, -1])),
+            "sampler": lgd.ShadowSampler([3, 3], num_hops=2),
+            "global_batching": lgd.GlobalBatching(sampler=lgd.NeighborSampler([3, 3])),
+            "evaluation": lgd.Evaluation(batch_size=70, sampler=lgd.NeighborSampler([-1, -1])),
         },
     ),
-    "llcg by time": ("llcg", {"sampler": TemporalSampler([4, 3], "time")}),
-    "ddp by time": ("ddp", {"sampler": TemporalSampler([4, 3], "time", pick="latest"), "boundary": Fetch()}),
+    "llcg by time": ("llcg", {"sampler": lgd.TemporalSampler([4, 3], "time")}),
+    "ddp by time": ("ddp", {"sampler": lgd.TemporalSampler([4, 3], "time", pick="latest"), "boundary": lgd.Fetch()}),
     "tma": ("tma", {}),
-    "ddp": ("ddp", {"boundary": Fetch()}),
+    "ddp": ("ddp", {"boundary": lgd.Fetch()}),
 }
 
 
@@ -246,7 +227,7 @@ def fit_again(rank: int, world_size: int, folder: str, out: str) -> list[list[Te
         pl.seed_everything(0, verbose=False)
         model = HeteroSAGE(edge_types(folder))
         running = trainer(world_size, STRATEGIES["llcg"](), max_epochs=epochs, limit_val_batches=0)
-        running.fit(model, data_of(folder, "shards", boundary=Halo(1)), ckpt_path=resumes)
+        running.fit(model, data_of(folder, "shards", boundary=lgd.Halo(1)), ckpt_path=resumes)
         if epochs == 1:
             running.save_checkpoint(f"{out}/half.ckpt")
         else:
@@ -262,13 +243,13 @@ def test_a_fit_that_is_resumed_never_stopped(saved_types: Path, tmp_path: Path) 
 
 BOTH = "sampled by NeighborSampler or TemporalSampler"
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"boundary": Fetch(), "sampler": ShadowSampler([4, 4], num_hops=2)}, f"{BOTH}, got Shadow"),
-    ({"boundary": Fetch(), "sampler": RandomWalkSampler(2, visits=0)}, f"{BOTH}, got Random"),
-    ({"sampler": TemporalSampler({("a", "to", "b"): [3, 3]}, time="time")}, "names the edge type"),
-    ({"global_batching": GlobalBatching(sampler=LadiesSampler([9, 9]))}, f"{BOTH}, got Ladies"),
-    ({"boundary": Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
-    ({"sampler": NeighborSampler({("a", "to", "b"): [3, 3]})}, r"the edge type \('a', 'to', 'b'\), and the graph"),
-    ({"sampler": NeighborSampler([4, 3], weight="edge_weight")}, "weight .* draws from graphs without types"),
+    ({"boundary": lgd.Fetch(), "sampler": lgd.ShadowSampler([4, 4], num_hops=2)}, f"{BOTH}, got Shadow"),
+    ({"boundary": lgd.Fetch(), "sampler": lgd.RandomWalkSampler(2, visits=0)}, f"{BOTH}, got Random"),
+    ({"sampler": lgd.TemporalSampler({("a", "to", "b"): [3, 3]}, time="time")}, "names the edge type"),
+    ({"global_batching": lgd.GlobalBatching(sampler=lgd.LadiesSampler([9, 9]))}, f"{BOTH}, got Ladies"),
+    ({"boundary": lgd.Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
+    ({"sampler": lgd.NeighborSampler({("a", "to", "b"): [3, 3]})}, r"the edge type \('a', 'to', 'b'\), and the graph"),
+    ({"sampler": lgd.NeighborSampler([4, 3], weight="edge_weight")}, "weight .* draws from graphs without types"),
     ({"task": "papers"}, r"task must be one of \['paper', 'author', 'venue', 'word'\], got 'papers'"),
 ]
 
@@ -276,20 +257,20 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("options", "message"), REFUSED)
 def test_what_cannot_work_with_types_is_refused(saved_types: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        PartitionedDataModule(saved_types / "shards", **(OPTIONS_OF_TYPES | options))
+        lgd.PartitionedDataModule(saved_types / "shards", **(OPTIONS_OF_TYPES | options))
 
 
 def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
     graph = typed_graph_of_widths()
     data = graph.to_pyg()
     data["author"].train_mask, data["author"].y = torch.ones(7, dtype=torch.bool), torch.zeros(7).long()
-    both = Graph.from_pyg(data)
-    save_shards(both, uneven_partition(both, 1), tmp_path / "open")
+    both = lgd.Graph.from_pyg(data)
+    lgd.save_shards(both, uneven_partition(both, 1), tmp_path / "open")
     with pytest.raises(ValueError, match=r"choose it, as in PartitionedDataModule\(path, task='paper'\)"):
-        PartitionedDataModule(tmp_path / "open")
-    save_shards(both.with_seeds("author"), uneven_partition(both, 1), tmp_path / "chosen")
-    chosen = {"author": PartitionedDataModule(tmp_path / "chosen")}
-    chosen["paper"] = PartitionedDataModule(tmp_path / "open", task="paper")
+        lgd.PartitionedDataModule(tmp_path / "open")
+    lgd.save_shards(both.with_seeds("author"), uneven_partition(both, 1), tmp_path / "chosen")
+    chosen = {"author": lgd.PartitionedDataModule(tmp_path / "chosen")}
+    chosen["paper"] = lgd.PartitionedDataModule(tmp_path / "open", task="paper")
     for kind, module in chosen.items():
         module.setup("fit")
         batches = list(module.train_dataloader())
@@ -301,8 +282,8 @@ def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
 def test_features_that_are_nan_are_found_before_the_first_step(tmp_path: Path) -> None:
     graph = typed_graph_of_widths().with_seeds("paper")
     graph.types.node_arrays["author"]["x"][3] = torch.nan
-    save_shards(graph, Partition(torch.zeros(22).int(), 1), tmp_path / "shards")
-    data = PartitionedDataModule(tmp_path / "shards", batch_size=4, sampler=NeighborSampler([2]))
+    lgd.save_shards(graph, lgd.Partition(torch.zeros(22).int(), 1), tmp_path / "shards")
+    data = lgd.PartitionedDataModule(tmp_path / "shards", batch_size=4, sampler=lgd.NeighborSampler([2]))
     data.setup("fit")
     with pytest.raises(ValueError, match=r"x of node 3 of type 'author' is NaN or infinite\. Repair it, or switch"):
         next(iter(data.train_dataloader()))
@@ -311,7 +292,9 @@ def test_features_that_are_nan_are_found_before_the_first_step(tmp_path: Path) -
 
 def start_types(rank: int, world_size: int, folder: str, **options: Any) -> None:
     model = HeteroSAGE([("paper", "cites", "paper")])
-    trainer(world_size, STRATEGIES["llcg"](), fast_dev_run=True).fit(model, PartitionedDataModule(folder, **options))
+    trainer(world_size, STRATEGIES["llcg"](), fast_dev_run=True).fit(
+        model, lgd.PartitionedDataModule(folder, **options)
+    )
 
 
 @pytest.mark.parametrize(
@@ -322,7 +305,9 @@ def start_types(rank: int, world_size: int, folder: str, **options: Any) -> None
     ],
 )
 def test_times_that_are_not_there_are_refused(saved_types: Path, more: dict[str, Any], message: str) -> None:
-    data = PartitionedDataModule(saved_types / "one", sampler=TemporalSampler([2, 2], **({"time": "time"} | more)))
+    data = lgd.PartitionedDataModule(
+        saved_types / "one", sampler=lgd.TemporalSampler([2, 2], **({"time": "time"} | more))
+    )
     with pytest.raises(ValueError, match=message):
         data.setup("fit")
     data.on_exception(ValueError())
@@ -333,11 +318,11 @@ def test_all_that_trees_see_is_evaluated_as_on_the_whole_graph(
 ) -> None:
     """Also where nothing is said of how: in batches as large as those of training, or smaller."""
     graph, found, sizes = typed_graph_of_papers(300), [], []
-    options: dict[str, Any] = {"sampler": TemporalSampler([4, 3], "time"), "batch_size": 16}
+    options: dict[str, Any] = {"sampler": lgd.TemporalSampler([4, 3], "time"), "batch_size": 16}
     for most in (None, 5, "whole"):
-        data: Any = PartitionedDataModule(saved_types / "one", **options)
+        data: Any = lgd.PartitionedDataModule(saved_types / "one", **options)
         if most == "whole":
-            data = PartitionedDataModule(graph, **options)
+            data = lgd.PartitionedDataModule(graph, **options)
         elif most is not None:
             monkeypatch.setattr(ShardCosts, "_fits", lambda self, seeds, sampler: len(seeds) <= 5)
         pl.seed_everything(0, verbose=False)
@@ -358,30 +343,30 @@ def test_shards_of_two_divisions_are_refused(tmp_path: Path) -> None:
     graph = typed_graph_of_papers(200)
     for number in range(2):
         assignment = ((torch.arange(graph.num_nodes) + number) % 2).int()
-        save_shards(graph, Partition(assignment, 2), tmp_path / f"division-{number}")
+        lgd.save_shards(graph, lgd.Partition(assignment, 2), tmp_path / f"division-{number}")
     with pytest.raises(RankError, match=r"ranks \[1\] are not of the graph of rank 0, or of another division of it"):
         run_ranks(open_another, 2, str(tmp_path))
 
 
 def test_shards_are_not_taken_for_a_graph(saved_types: Path) -> None:
     with pytest.raises(ValueError, match=r"share-00000 is one shard of a graph.* with PartitionedDataModule"):
-        Graph.open(saved_types / "shards" / "share-00000")
+        lgd.Graph.open(saved_types / "shards" / "share-00000")
     with pytest.raises(FileNotFoundError, match=r"it holds shards of one\. Train on them with PartitionedDataModule"):
-        Graph.open(saved_types / "shards")
+        lgd.Graph.open(saved_types / "shards")
     with pytest.raises(RuntimeError, match=r"before its ranks have met: give the data module to trainer\.fit"):
-        PartitionedDataModule(saved_types / "shards").train_dataloader()
+        lgd.PartitionedDataModule(saved_types / "shards").train_dataloader()
 
 
 def test_a_shard_without_training_nodes_is_refused(tmp_path: Path) -> None:
     graph = typed_graph_of_widths()  # of whose nodes the last one is of another type
-    save_shards(graph, uneven_partition(graph, 2), tmp_path / "shards")
+    lgd.save_shards(graph, uneven_partition(graph, 2), tmp_path / "shards")
     with pytest.raises(RankError, match=r"Shard 1 of .* has no training nodes for rank 1 of 2") as caught:
         run_ranks(start_types, 2, str(tmp_path / "shards"))
     assert all("has no training nodes" in failure for failure in caught.value.failures.values())
 
 
 def test_a_graph_without_types_has_no_type_of_seeds(tmp_path: Path) -> None:
-    graph = communities(60, 2)
-    save_shards(graph, Partition(torch.zeros(60).int(), 1), tmp_path / "shards")
+    graph = lgd.communities(60, 2)
+    lgd.save_shards(graph, lgd.Partition(torch.zeros(60).int(), 1), tmp_path / "shards")
     with pytest.raises(ValueError, match=r"task \('paper'\) is for a graph with types"):
-        PartitionedDataModule(tmp_path / "shards", task="paper")
+        lgd.PartitionedDataModule(tmp_path / "shards", task="paper")

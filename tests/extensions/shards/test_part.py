@@ -10,19 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Coverage,
-    Exchange,
-    Graph,
-    GrappaStrategy,
-    Halo,
-    Isolated,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    WholePartSampler,
-    save_shards,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto
 from lightning_gnn_dist.extensions.shards import part as part_module
 from lightning_gnn_dist.extensions.shards import remote_graph
@@ -44,27 +32,27 @@ from tests.graph.parted import (
 from tests.layers.models import graph_of
 from tests.ranks import run_ranks
 
-BOUNDARIES: list[Boundary] = [Isolated(), Halo(1), Halo(3), Halo(2, neighbors=2)]
-WITHOUT_TYPES = [*BOUNDARIES, Halo(2, bytes=2000), Halo(3, bytes=400, neighbors=1), Exchange()]
-WITH_TYPES = [*BOUNDARIES, Halo(2, bytes=300)]
-COVERAGE = Coverage(shrinkage=1.0)
+BOUNDARIES: list[Boundary] = [lgd.Isolated(), lgd.Halo(1), lgd.Halo(3), lgd.Halo(2, neighbors=2)]
+WITHOUT_TYPES = [*BOUNDARIES, lgd.Halo(2, bytes=2000), lgd.Halo(3, bytes=400, neighbors=1), lgd.Exchange()]
+WITH_TYPES = [*BOUNDARIES, lgd.Halo(2, bytes=300)]
+COVERAGE = lgd.Coverage(shrinkage=1.0)
 
 
-def uneven(graph: Graph) -> Partition:
+def uneven(graph: lgd.Graph) -> lgd.Partition:
     """Three parts of unequal sizes. Nobody sends to the last, which so needs nothing of the others."""
     owner = (torch.rand(graph.num_nodes, generator=torch.Generator().manual_seed(2)) < 0.3).int()
     owner[graph.degrees() == 0] = 2
-    return Partition(owner, 3)
+    return lgd.Partition(owner, 3)
 
 
-def some_graph() -> Graph:
+def some_graph() -> lgd.Graph:
     graph = small_graph(num_edges=400, edge_arrays=True)
     rows = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
     kept = rows >= 20
     ends = torch.stack([graph.indices.long(), rows])[:, kept]
     edges = {name: array[kept] for name, array in graph.edge_arrays.items()}
     arrays = {name: array for name, array in graph.node_arrays.items() if name != "n_id"}
-    return Graph.from_edge_index(ends, graph.num_nodes, arrays, edges)
+    return lgd.Graph.from_edge_index(ends, graph.num_nodes, arrays, edges)
 
 
 def parts(rank: int, world_size: int, folder: Path, boundaries: list[Boundary]) -> list[tuple[dict[str, Any], Tensor]]:
@@ -72,7 +60,7 @@ def parts(rank: int, world_size: int, folder: Path, boundaries: list[Boundary]) 
     found = []
     with opened(rank, world_size, folder) as graph:
         for boundary in boundaries:
-            coverage = None if isinstance(boundary, Exchange) else COVERAGE
+            coverage = None if isinstance(boundary, lgd.Exchange) else COVERAGE
             part, ids = read_part(graph, boundary, coverage, 5)
             found.append((contents(part), ids))
             if not have_names(part.types):
@@ -82,23 +70,23 @@ def parts(rank: int, world_size: int, folder: Path, boundaries: list[Boundary]) 
     return found
 
 
-def contents(part: Graph) -> dict[str, Any]:
+def contents(part: lgd.Graph) -> dict[str, Any]:
     of_all = {f"all {name}": array for name, array in part.node_arrays.items()}
     sizes = {"nodes": part.types.num_nodes, "edges": part.types.num_edges}
     return {"indptr": part.indptr, "indices": part.indices} | part.types.arrays | of_all | sizes
 
 
-def part_of_whole(whole: Graph, owner: Tensor, boundary: Boundary, rank: int) -> dict[str, Any]:
-    sampler = WholePartSampler(2) if isinstance(boundary, Exchange) else NeighborSampler([2, 2])
+def part_of_whole(whole: lgd.Graph, owner: Tensor, boundary: Boundary, rank: int) -> dict[str, Any]:
+    sampler = lgd.WholePartSampler(2) if isinstance(boundary, lgd.Exchange) else lgd.NeighborSampler([2, 2])
     options: dict[str, Any] = {"boundary": boundary, "coverage": COVERAGE, "sampler": sampler}
-    data = PartitionedDataModule(whole, partitioner=Partition(owner, 3), seed=5, **options)
+    data = lgd.PartitionedDataModule(whole, partitioner=lgd.Partition(owner, 3), seed=5, **options)
     return contents(data.part(rank, 3))
 
 
 def test_it_is_the_part_of_the_whole_graph(tmp_path: Path) -> None:
     graph = some_graph()
     partition = uneven(graph)
-    save_shards(graph, partition, tmp_path / "shares")
+    lgd.save_shards(graph, partition, tmp_path / "shares")
     whole, order = in_order_of_parts(graph, partition), partition.assignment.argsort(stable=True)
     for rank, of_rank in enumerate(run_ranks(parts, 3, tmp_path / "shares", WITHOUT_TYPES)):
         assert len({len(ids) for _, ids in of_rank}) == (1 if rank == 2 else 6)
@@ -115,7 +103,7 @@ def test_it_is_the_part_of_the_whole_graph(tmp_path: Path) -> None:
 def test_of_types_too(tmp_path: Path) -> None:
     graph = typed_graph_of_widths()
     partition = uneven_partition(graph, 3)
-    save_shards(graph, partition, tmp_path / "shards")
+    lgd.save_shards(graph, partition, tmp_path / "shards")
     whole = in_order_of_shards(graph, partition)
     before = {kind: arrays.pop("n_id") for kind, arrays in whole.types.node_arrays.items()}  # type: ignore[attr-defined]
     starts = [whole.types.nodes_of(kind).start for kind in whole.types.node_types]
@@ -134,24 +122,24 @@ STEPS = 4
 Case = tuple[str, int, Boundary]
 
 
-def divided(num_shards: int, folder: Path) -> Partition:
+def divided(num_shards: int, folder: Path) -> lgd.Partition:
     """Shards of unequal sizes: of four, one has no training node, and one no edge to others."""
     data = weighted_data()
     owner = odd(data, 2 if num_shards == 2 else 5).assignment  # whose fifth has no node
-    partition = Partition(owner, num_shards)
-    save_shards(graph_of(data), partition, folder / "shares")
+    partition = lgd.Partition(owner, num_shards)
+    lgd.save_shards(graph_of(data), partition, folder / "shares")
     return partition
 
 
 def options(num_layers: int, boundary: Boundary) -> dict[str, Any]:
-    whole = isinstance(boundary, Exchange)
-    sampler = WholePartSampler(num_layers) if whole else NeighborSampler([-1] * num_layers)
+    whole = isinstance(boundary, lgd.Exchange)
+    sampler = lgd.WholePartSampler(num_layers) if whole else lgd.NeighborSampler([-1] * num_layers)
     return {"sampler": sampler, "boundary": boundary, "seed": 3}
 
 
 def quick(world_size: int, strategy: Any = None, **more: Any) -> pl.Trainer:
     defaults: dict[str, Any] = {"max_epochs": STEPS, "limit_val_batches": 0, "precision": "64-true"}
-    return trainer(world_size, strategy or GrappaStrategy(**PATIENCE), **(defaults | more))
+    return trainer(world_size, strategy or lgd.GrappaStrategy(**PATIENCE), **(defaults | more))
 
 
 def fit(
@@ -161,7 +149,7 @@ def fit(
     for name, num_layers, boundary in cases:
         module, data = (
             model(name, num_layers),
-            PartitionedDataModule(folder / "shares", **options(num_layers, boundary)),
+            lgd.PartitionedDataModule(folder / "shares", **options(num_layers, boundary)),
         )
         validates = {"limit_val_batches": 1.0} if name == "JK" else {}
         quick(world_size, strategy and strategy(), **validates).fit(module, data)
@@ -169,10 +157,10 @@ def fit(
     return found
 
 
-EVERY_MODEL: list[Case] = [(name, 3, Exchange()) for name in MODELS + READY]
-EVERY_MODEL += [("SAGE", 1, Exchange()), ("GAT", 2, Exchange())]
-IN_DDP: list[Case] = [("SAGE", 2, Exchange()), ("JK", 3, Exchange())]
-HALOS: list[Case] = [("GCN", 2, Halo(2)), ("SAGE", 3, Halo(3))]
+EVERY_MODEL: list[Case] = [(name, 3, lgd.Exchange()) for name in MODELS + READY]
+EVERY_MODEL += [("SAGE", 1, lgd.Exchange()), ("GAT", 2, lgd.Exchange())]
+IN_DDP: list[Case] = [("SAGE", 2, lgd.Exchange()), ("JK", 3, lgd.Exchange())]
+HALOS: list[Case] = [("GCN", 2, lgd.Halo(2)), ("SAGE", 3, lgd.Halo(3))]
 
 
 @pytest.mark.parametrize(
@@ -191,13 +179,13 @@ def test_nothing_is_lost(num_shards: int, cases: list[Case], strategy: Any, tmp_
 
 
 def fit_again(
-    rank: int, world_size: int, folder: Path, name: str, boundary: Boundary, partition: Partition
+    rank: int, world_size: int, folder: Path, name: str, boundary: Boundary, partition: lgd.Partition
 ) -> list[Weights]:
     """Weights of a fit on shards that never stopped, of one that did, and of one on the whole graph, cut alike."""
     path, data, found = folder / "half.ckpt", [], []
-    whole = Graph.open(folder / "whole")
+    whole = lgd.Graph.open(folder / "whole")
     for epochs, resumes in ((STEPS, None), (STEPS // 2, None), (STEPS, path)):
-        data = PartitionedDataModule(folder / "shares", **options(2, boundary))
+        data = lgd.PartitionedDataModule(folder / "shares", **options(2, boundary))
         module, running = model(name, 2), quick(world_size, max_epochs=epochs)
         running.fit(module, data, ckpt_path=resumes)
         if epochs < STEPS:
@@ -205,17 +193,21 @@ def fit_again(
         else:
             found.append(weights_of(module))
     module = model(name, 2)
-    quick(world_size).fit(module, PartitionedDataModule(whole, partitioner=partition, **options(2, boundary)))
+    quick(world_size).fit(module, lgd.PartitionedDataModule(whole, partitioner=partition, **options(2, boundary)))
     return [*found, weights_of(module)]
 
 
 @pytest.mark.parametrize(
     ("name", "boundary"),
     [
-        ("GAT", Exchange(share=0.5)),
+        ("GAT", lgd.Exchange(share=0.5)),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in [("SAGE", Exchange(every=2)), ("SAGE", Halo(1, neighbors=2)), ("GCN", Halo(2, bytes=3000))]
+            for case in [
+                ("SAGE", lgd.Exchange(every=2)),
+                ("SAGE", lgd.Halo(1, neighbors=2)),
+                ("GCN", lgd.Halo(2, bytes=3000)),
+            ]
         ),
     ],
     ids=repr,
@@ -223,7 +215,7 @@ def fit_again(
 def test_a_fit_on_shards_is_one_on_parts_also_when_it_is_resumed(name: str, boundary: Any, tmp_path: Path) -> None:
     partition = divided(2, tmp_path)
     in_order_of_parts(graph_of(weighted_data()), partition).save(tmp_path / "whole")
-    in_order = Partition(partition.assignment.sort().values, 2)
+    in_order = lgd.Partition(partition.assignment.sort().values, 2)
     for straight, resumed, on_parts in run_ranks(fit_again, 2, tmp_path, name, boundary, in_order):
         for key, value in straight.items():
             assert torch.equal(resumed[key], value) and torch.equal(on_parts[key], value), key
@@ -234,26 +226,26 @@ def test_a_fit_on_shards_is_one_on_parts_also_when_it_is_resumed(name: str, boun
 
 @dataclass(frozen=True)
 class Another(Boundary):
-    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
+    def around(self, graph: lgd.Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         return [graph.halo(residents)]
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"boundary": Exchange()}, r"takes sampler=WholePartSampler\(num_hops\).*got None"),
+        ({"boundary": lgd.Exchange()}, r"takes sampler=WholePartSampler\(num_hops\).*got None"),
         ({"boundary": Another()}, r"boundary must be Isolated\(\), Halo\(\), Exchange\(\) or Fetch\(\).*got Another"),
     ],
 )
 def test_boundaries_that_shards_do_not_have_are_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     divided(2, tmp_path)
     with pytest.raises(ValueError, match=message):
-        PartitionedDataModule(tmp_path / "shares", **given)
+        lgd.PartitionedDataModule(tmp_path / "shares", **given)
 
 
 def refused(rank: int, world_size: int, folder: Path, num_layers: int, boundary: Boundary) -> str:
     try:
-        data = PartitionedDataModule(folder / "shares", **options(num_layers, boundary))
+        data = lgd.PartitionedDataModule(folder / "shares", **options(num_layers, boundary))
         quick(world_size).fit(model("SAGE", 2), data)
     except ValueError as error:
         return str(error)
@@ -262,5 +254,5 @@ def refused(rank: int, world_size: int, folder: Path, num_layers: int, boundary:
 
 def test_a_fit_that_cannot_be_is_refused(tmp_path: Path) -> None:
     divided(2, tmp_path)
-    for said in run_ranks(refused, 2, tmp_path, 2, Halo(bytes=10)):
+    for said in run_ranks(refused, 2, tmp_path, 2, lgd.Halo(bytes=10)):
         assert "has no room for a single node" in said

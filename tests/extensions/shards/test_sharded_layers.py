@@ -15,16 +15,7 @@ from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GATv2Conv, GCNConv, SAGEConv
 
-from lightning_gnn_dist import (
-    Graph,
-    Partition,
-    PartitionedDataModule,
-    RandomPartitioner,
-    TemporalSampler,
-    layers_of,
-    predict_by_layer,
-    save_shards,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.passes import layer_pass, row_table
@@ -72,7 +63,7 @@ class Ready(pl.LightningModule):
         self.gnn = GCN(5, 5, 3, jk="cat", out_channels=5)
 
     def layers(self) -> Sequence[Callable[[Data], Tensor]]:
-        *inner, last = layers_of(self.gnn, edge_weight="edge_weight")
+        *inner, last = lgd.layers_of(self.gnn, edge_weight="edge_weight")
         return [*inner, lambda batch: last(batch) + batch.x0[: batch.batch_size]]
 
 
@@ -80,7 +71,7 @@ def model_of(kind: str) -> pl.LightningModule:
     return Ready() if kind == "ready" else deep(kind)
 
 
-def weighted_graph() -> Graph:
+def weighted_graph() -> lgd.Graph:
     """With GCN's weights, and ten nodes without any edge."""
     edges = small_graph()
     generator = torch.Generator().manual_seed(2)
@@ -89,16 +80,16 @@ def weighted_graph() -> Graph:
     nodes |= {"n_id": torch.arange(310), "x": torch.randn(310, 5, generator=generator).half()}
     degrees = torch.bincount(ends[1], minlength=310).clamp(min=1).float()
     weight = (degrees[ends[0]] * degrees[ends[1]]).rsqrt()
-    return Graph.from_edge_index(ends, 310, nodes, {"edge_weight": weight})
+    return lgd.Graph.from_edge_index(ends, 310, nodes, {"edge_weight": weight})
 
 
-def uneven(num_parts: int) -> Partition:
+def uneven(num_parts: int) -> lgd.Partition:
     """The nodes without any edge are a part of their own, and another part is small."""
     assignment = torch.randint(0, num_parts - 1, (310,), generator=torch.Generator().manual_seed(1))
     if num_parts > 2:
         assignment[(assignment == 1) & (torch.arange(310) > 40)] = 0
     assignment[300:] = num_parts - 1
-    return Partition(assignment.int(), num_parts)
+    return lgd.Partition(assignment.int(), num_parts)
 
 
 def quiet(world_size: int) -> pl.Trainer:
@@ -119,7 +110,7 @@ def predict(rank: int, world_size: int, folder: Path, kind: str) -> list[Tensor]
         seen.append(torch.cat([batch.n_id[: batch.batch_size, None], rows], 1))
 
     options: dict[str, Any] = {"on_rows": evaluate, "budget_bytes": 16 << 20}
-    predict_by_layer(quiet(world_size), model_of(kind), folder / "shares", folder / "rows.npy", **options)
+    lgd.predict_by_layer(quiet(world_size), model_of(kind), folder / "shares", folder / "rows.npy", **options)
     return seen
 
 
@@ -131,8 +122,8 @@ def predict(rank: int, world_size: int, folder: Path, kind: str) -> list[Tensor]
 )
 def test_layers_of_shards_are_those_of_the_whole(tmp_path: Path, shards: int, kind: str) -> None:
     graph = weighted_graph()
-    save_shards(graph, uneven(shards) if shards > 1 else some_partition(graph, 1), tmp_path / "shares")
-    predict_by_layer(quiet(1), model_of(kind), graph, tmp_path / "alone.npy")
+    lgd.save_shards(graph, uneven(shards) if shards > 1 else some_partition(graph, 1), tmp_path / "shares")
+    lgd.predict_by_layer(quiet(1), model_of(kind), graph, tmp_path / "alone.npy")
     results = run_ranks(predict, shards, tmp_path, kind)
     expected, found = np.load(tmp_path / "alone.npy"), np.load(tmp_path / "rows.npy")
     np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
@@ -162,18 +153,20 @@ def count(rank: int, world_size: int, folder: Path) -> tuple[float, float, int]:
 @pytest.mark.slow
 def test_a_halo_is_sent_once(tmp_path: Path) -> None:
     graph = small_graph(4000, 20_000)
-    save_shards(graph, some_partition(graph, 4), tmp_path / "shares")
+    lgd.save_shards(graph, some_partition(graph, 4), tmp_path / "shares")
     spent, formula, exchanges = zip(*run_ranks(count, 4, tmp_path), strict=True)
     assert abs(sum(spent) / sum(formula) - 1) < 0.1
     assert len(set(exchanges)) == 1 and exchanges[0] > 100
 
 
 def test_what_keeps_nothing_is_refused(tmp_path: Path) -> None:
-    save_shards(weighted_graph(), uneven(2), tmp_path / "shares")
+    lgd.save_shards(weighted_graph(), uneven(2), tmp_path / "shares")
     with pytest.raises(ValueError, match="path=None keeps nothing: name a file"):
-        predict_by_layer(quiet(1), deep("sage"), tmp_path / "shares", None)
+        lgd.predict_by_layer(quiet(1), deep("sage"), tmp_path / "shares", None)
     seen = list[int]()
-    predict_by_layer(quiet(1), deep("sage"), weighted_graph(), None, on_rows=lambda batch, rows: seen.append(len(rows)))
+    lgd.predict_by_layer(
+        quiet(1), deep("sage"), weighted_graph(), None, on_rows=lambda batch, rows: seen.append(len(rows))
+    )
     assert sum(seen) == 310
 
 
@@ -181,11 +174,11 @@ def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> 
     """Bytes of this process alone, beyond what it has after a first and small prediction; and nodes of its halo."""
     give_back_at_once()
     model, running = deep("sage", Bipartite), quiet(world_size)
-    predict_by_layer(running, model, folder / "small", folder / "small.npy")
+    lgd.predict_by_layer(running, model, folder / "small", folder / "small.npy")
     held, prepare = [], ShardNodes.prepare
     ShardNodes.prepare = lambda self, nodes, seeds: held.append(len(nodes)) or prepare(self, nodes, seeds)  # type: ignore[func-returns-value, method-assign]
     with Peak("RssAnon") as peak:
-        predict_by_layer(running, model, folder / "shares", folder / "rows.npy", budget_bytes=budget_bytes)
+        lgd.predict_by_layer(running, model, folder / "shares", folder / "rows.npy", budget_bytes=budget_bytes)
     return peak.added_bytes, held[0] - Bounds.read(folder / "shares").nodes.diff()[rank]
 
 
@@ -193,10 +186,10 @@ def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> 
 @reads_memory
 def test_neither_a_shard_nor_its_halo_is_held(tmp_path: Path) -> None:
     nodes, budget = 2_000_000, 64 << 20
-    graph = Graph.from_edge_index(torch.randint(nodes, (2, 2 * nodes)), nodes, {"x": torch.rand(nodes, 5)})
+    graph = lgd.Graph.from_edge_index(torch.randint(nodes, (2, 2 * nodes)), nodes, {"x": torch.rand(nodes, 5)})
     graph.node_arrays["z"] = torch.rand(nodes, 15)
     for name, whole in (("shares", graph), ("small", small_graph())):
-        save_shards(whole, some_partition(whole, 2), tmp_path / name)
+        lgd.save_shards(whole, some_partition(whole, 2), tmp_path / name)
     for most, halo_nodes in run_ranks(most_memory, 2, tmp_path, budget, timeout=600):
         assert budget / 8 < most < 0.8 * budget
         assert min(nodes // 2, halo_nodes) * 4 * 20 > 0.7 * budget  # beside either, no batch would have fitted
@@ -208,7 +201,7 @@ def test_neither_a_shard_nor_its_halo_is_held(tmp_path: Path) -> None:
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_rows_of_shards(world_size: int, tmp_path: Path) -> None:
     graph = graph_of(uneven_data())
-    save_shards(graph, RandomPartitioner()(graph, world_size, seed=0), tmp_path / "shards")
+    lgd.save_shards(graph, lgd.RandomPartitioner()(graph, world_size, seed=0), tmp_path / "shards")
     depths = (3,) if world_size == 2 else (2, 4)
     names = [name for name in MODELS if name != "GraphNorm" and (world_size > 2 or name not in SLOW)]
     cases = [(name, num_layers) for name in names for num_layers in depths]
@@ -219,7 +212,7 @@ def test_rows_of_shards(world_size: int, tmp_path: Path) -> None:
 
 def sparse_shards(folder: Path) -> str:
     graph = graph_of(sparse_data())
-    save_shards(graph, RandomPartitioner()(graph, 2, seed=0), folder / "shards")
+    lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 2, seed=0), folder / "shards")
     return str(folder / "shards")
 
 
@@ -238,14 +231,14 @@ def test_two_ranks_look_alike(tmp_path: Path) -> None:
 # Batches by time of a graph in shards: those of the whole graph, to the bit.
 
 
-DATA = {"sampler": TemporalSampler([3, 2], "edge_time", "time"), "batch_size": 8}
+DATA = {"sampler": lgd.TemporalSampler([3, 2], "edge_time", "time"), "batch_size": 8}
 SIGHTS: list[dict[str, Any]] = [{}, {"equal": True, "last": 3}, {"pick": "latest"}, {"replace": True}]
 OF_EDGES = [
-    TemporalSampler(numbers, "edge_time", "time", **sight) for numbers in ([3, 2], [-1, -1]) for sight in SIGHTS[:3]
+    lgd.TemporalSampler(numbers, "edge_time", "time", **sight) for numbers in ([3, 2], [-1, -1]) for sight in SIGHTS[:3]
 ]
-OF_NODES = [TemporalSampler([3, 2, 2], "time", **sight) for sight in [*SIGHTS, {"equal": True}, {"last": 3}]]
-OF_TYPES = [*OF_NODES, *(TemporalSampler([-1, -1], "time", **sight) for sight in SIGHTS[:3])]
-CASES: dict[str, tuple[Any, list[TemporalSampler]]] = {
+OF_NODES = [lgd.TemporalSampler([3, 2, 2], "time", **sight) for sight in [*SIGHTS, {"equal": True}, {"last": 3}]]
+OF_TYPES = [*OF_NODES, *(lgd.TemporalSampler([-1, -1], "time", **sight) for sight in SIGHTS[:3])]
+CASES: dict[str, tuple[Any, list[lgd.TemporalSampler]]] = {
     "of nodes": (lambda: plain(0, "nodes", torch.int64), OF_NODES),
     "of edges": (lambda: plain(0, "edges", torch.float32), OF_EDGES),
     "of types": (lambda: typed(0, in_order=False).with_seeds("a"), OF_TYPES),
@@ -260,7 +253,7 @@ def bulk_of(rank: int, world_size: int, nodes: range) -> tuple[list[Tensor], lis
     return seeds, [BatchKey(rank, 2, number) for number in range(2)]
 
 
-def drawn(rank: int, world_size: int, folder: str, samplers: list[TemporalSampler]) -> list[dict[str, Any]]:
+def drawn(rank: int, world_size: int, folder: str, samplers: list[lgd.TemporalSampler]) -> list[dict[str, Any]]:
     with opened(rank, world_size, folder) as graph:
         bulk = bulk_of(rank, world_size, graph.types.nodes_of(graph.types.seed_type()))
         made = [made_of(graph, sampler, *bulk) for sampler in samplers]
@@ -282,7 +275,7 @@ def test_batches_are_those_of_the_whole_graph(tmp_path: Path, world_size: int, c
     if not have_names(graph.types):
         graph.node_arrays["n_id"] = torch.arange(graph.num_nodes)
     partition = some_partition(graph, world_size)
-    save_shards(graph, partition, tmp_path / "shards")
+    lgd.save_shards(graph, partition, tmp_path / "shards")
     whole, seen = as_shards_number_it(graph, partition), 0
     for rank, found in enumerate(run_ranks(drawn, world_size, str(tmp_path / "shards"), samplers)):
         batches, bulk = iter(found), bulk_of(rank, world_size, whole.types.nodes_of(whole.types.seed_type()))
@@ -295,16 +288,16 @@ def test_batches_are_those_of_the_whole_graph(tmp_path: Path, world_size: int, c
 
 def begun(rank: int, world_size: int, folder: str) -> None:
     join(rank, world_size)
-    data = placed(PartitionedDataModule(folder, **DATA), rank, world_size)
+    data = placed(lgd.PartitionedDataModule(folder, **DATA), rank, world_size)
     data.setup("fit")
 
 
-def one_is_missing(graph: Graph) -> None:
+def one_is_missing(graph: lgd.Graph) -> None:
     last = some_partition(graph, 2).assignment.argsort(stable=True)[-1]
     graph.edge_arrays["edge_time"][graph.indptr[last]] = -(2**63)
 
 
-def seeds_come_first(graph: Graph) -> None:
+def seeds_come_first(graph: lgd.Graph) -> None:
     graph.node_arrays["time"] -= 5000
 
 
@@ -316,7 +309,7 @@ def test_what_is_wrong_with_one_shard_or_all_is_said_by_every_rank(tmp_path: Pat
     graph = plain(0, "edges")
     graph.node_arrays |= {"y": torch.zeros(40), "train_mask": torch.ones(40, dtype=torch.bool)}
     spoil(graph)
-    save_shards(graph, some_partition(graph, 2), tmp_path / "shards")
+    lgd.save_shards(graph, some_partition(graph, 2), tmp_path / "shards")
     with pytest.raises(RankError, match=message) as caught:
         run_ranks(begun, 2, str(tmp_path / "shards"))
     assert len(caught.value.failures) == 2

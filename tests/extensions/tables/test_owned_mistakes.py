@@ -11,16 +11,7 @@ import torch
 from lightning.pytorch.tuner import Tuner
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Correction,
-    EverySteps,
-    GrappaStrategy,
-    Launch,
-    LazyAdam,
-    LLCGStrategy,
-    LocalSGDStrategy,
-    OwnedEmbedding,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds
 from lightning_gnn_dist.extensions.elastic.living_peers import refuse_states
 from lightning_gnn_dist.rounds.own_states import states_of
@@ -46,8 +37,8 @@ class Faulty(Owned):
 
 
 def faulty(rank: int, world_size: int, rounds: bool) -> None:
-    launch = Launch(timeout=timedelta(minutes=10))  # who waits so long does not finish in time
-    strategy = LocalSGDStrategy(EverySteps(5), launch=launch) if rounds else GrappaStrategy(launch=launch)
+    launch = lgd.Launch(timeout=timedelta(minutes=10))  # who waits so long does not finish in time
+    strategy = lgd.LocalSGDStrategy(lgd.EverySteps(5), launch=launch) if rounds else lgd.GrappaStrategy(launch=launch)
     try:
         fit(rank, strategy, Faulty(), devices=world_size, train=Loader(rank), max_epochs=2)
     finally:
@@ -74,21 +65,21 @@ def searched() -> Rows:
 def refusals(rank: int, world_size: int) -> dict[str, str]:
     """What each strategy says, by its name."""
     strategies: dict[str, Any] = {
-        "LLCGStrategy": LLCGStrategy(EverySteps(3), correction=Correction(way="rank0"), **PATIENCE),
+        "LLCGStrategy": lgd.LLCGStrategy(lgd.EverySteps(3), correction=lgd.Correction(way="rank0"), **PATIENCE),
         "DDP": "ddp",
     }
     said, module = {}, owned(Rows(), "table")
-    module.table = OwnedEmbedding(*module.table.weight.shape).double()  # its rows are not made
+    module.table = lgd.OwnedEmbedding(*module.table.weight.shape).double()  # its rows are not made
     for name, strategy in strategies.items():
         with pytest.raises(ValueError, match="table") as caught:
             trainer(world_size, strategy).fit(module, uneven_data_module(world_size))
         said[name] = str(caught.value)
-    for strategy in (GrappaStrategy(**PATIENCE), LocalSGDStrategy(**PATIENCE)):
+    for strategy in (lgd.GrappaStrategy(**PATIENCE), lgd.LocalSGDStrategy(**PATIENCE)):
         averaging = trainer(world_size, strategy, callbacks=[AveragedRounds()])
         with pytest.raises(ValueError, match="table") as caught:
             averaging.fit(owned(Rows(), "table"), uneven_data_module(world_size))
         said[f"WeightAveraging {type(strategy).__name__}"] = str(caught.value)
-    searching = trainer(world_size, LocalSGDStrategy(**PATIENCE), enable_checkpointing=False)
+    searching = trainer(world_size, lgd.LocalSGDStrategy(**PATIENCE), enable_checkpointing=False)
     with pytest.raises(ValueError, match="for the search") as caught:
         Tuner(searching).lr_find(searched(), uneven_data_module(world_size), num_training=3)
     said["Tuner"] = str(caught.value)
@@ -105,7 +96,7 @@ def test_other_strategies_refuse_the_table_by_name() -> None:
 
 def wrong_ids(rank: int, world_size: int) -> dict[str, str]:
     module, said = owned(Rows(), "table"), {}
-    fitted = trainer(world_size, GrappaStrategy(**PATIENCE), limit_val_batches=0)
+    fitted = trainer(world_size, lgd.GrappaStrategy(**PATIENCE), limit_val_batches=0)
     fitted.fit(module, uneven_data_module(world_size))
     wrong: dict[str, Any] = {
         "Row 90 ": lambda: module.table(torch.tensor([3, 90])),
@@ -152,7 +143,7 @@ class TwoOptimizers(Owned):
         self.automatic_optimization = False
 
     def configure_optimizers(self) -> Any:
-        return [LazyAdam(self.parameters()), torch.optim.SGD(self.rows.parameters(), lr=0.1)]
+        return [lgd.LazyAdam(self.parameters()), torch.optim.SGD(self.rows.parameters(), lr=0.1)]
 
 
 class Alone(Owned):
@@ -167,7 +158,7 @@ class Other(Owned):
     """Has another table on rank 1."""
 
     def setup(self, stage: str) -> None:
-        self.rows = OwnedEmbedding(12 + self.global_rank, 3).double()
+        self.rows = lgd.OwnedEmbedding(12 + self.global_rank, 3).double()
 
 
 class Infinite(Owned):
@@ -178,7 +169,7 @@ class Infinite(Owned):
 
 
 def fits(rank: int, world_size: int, kind: type[Owned], in_rounds: bool) -> None:
-    strategy = LocalSGDStrategy(EverySteps(3), **PATIENCE) if in_rounds else GrappaStrategy(**PATIENCE)
+    strategy = lgd.LocalSGDStrategy(lgd.EverySteps(3), **PATIENCE) if in_rounds else lgd.GrappaStrategy(**PATIENCE)
     fit(rank, strategy, kind(), devices=world_size, train=Loader(rank))
 
 

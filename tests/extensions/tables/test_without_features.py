@@ -12,27 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
-from lightning_gnn_dist import (
-    EverySteps,
-    Exchange,
-    Graph,
-    GrappaStrategy,
-    History,
-    LazyAdam,
-    LLCGStrategy,
-    LocalSGDStrategy,
-    NeighborSampler,
-    Outer,
-    OwnedEmbedding,
-    Partition,
-    PartitionedDataModule,
-    RandomPartitioner,
-    TMAStrategy,
-    WholePartSampler,
-    citations,
-    save_shards,
-    through_layers,
-)
+import lightning_gnn_dist as lgd
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.tables.fitting import Made, owned, state_of
@@ -73,7 +53,7 @@ class Rows(Judged):
         return self.convs[1](self.convs[0](x, edge_index).relu(), edge_index)
 
     def configure_optimizers(self) -> Any:
-        return LazyAdam(self.parameters(), lr=0.05)
+        return lgd.LazyAdam(self.parameters(), lr=0.05)
 
 
 class ByLayer(Rows):
@@ -86,7 +66,7 @@ class ByLayer(Rows):
         ]
 
     def forward(self, batch: Any) -> Tensor:
-        return through_layers(self, batch)
+        return lgd.through_layers(self, batch)
 
 
 class OfPyG(Rows):
@@ -103,15 +83,15 @@ class OfPyG(Rows):
         return self.convs(self.table.weight, uneven_data().edge_index)
 
 
-def bare_graph() -> Graph:
+def bare_graph() -> lgd.Graph:
     graph = graph_of(uneven_data())
     arrays = {name: array for name, array in graph.node_arrays.items() if name != "x"}
-    return Graph(graph.indptr, graph.indices, arrays)
+    return lgd.Graph(graph.indptr, graph.indices, arrays)
 
 
-def data_module(**options: Any) -> PartitionedDataModule:
-    options = {"sampler": NeighborSampler([3, 3]), "batch_size": 7} | options
-    return PartitionedDataModule(bare_graph(), partitioner=RandomPartitioner(), **options)
+def data_module(**options: Any) -> lgd.PartitionedDataModule:
+    options = {"sampler": lgd.NeighborSampler([3, 3]), "batch_size": 7} | options
+    return lgd.PartitionedDataModule(bare_graph(), partitioner=lgd.RandomPartitioner(), **options)
 
 
 def errors_of_rows(fitted: Any, module: Any, data: Any, whole: Callable[[], Tensor]) -> list[float]:
@@ -138,7 +118,7 @@ def evaluated(rank: int, world_size: int, kinds: list[Any], in_rounds: bool, opt
     """For models of each kind, whose rows all ranks have or one rank each, the largest error of a row."""
     found = []
     for module in [module for kind in kinds for module in (kind(), owned(kind(), "table"))]:
-        strategy = LocalSGDStrategy(EverySteps(2), **PATIENCE) if in_rounds else GrappaStrategy(**PATIENCE)
+        strategy = lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE) if in_rounds else lgd.GrappaStrategy(**PATIENCE)
         data, fitted = data_module(**options), trainer(world_size, strategy)
         fitted.fit(module, data)
         errors = errors_of_rows(fitted, module, data, partial(whole_of, module))
@@ -153,7 +133,7 @@ def evaluated(rank: int, world_size: int, kinds: list[Any], in_rounds: bool, opt
         ([ByLayer], False, {}),
         pytest.param([Rows, OfPyG], False, {}, marks=pytest.mark.slow),
         pytest.param([Rows, ByLayer, OfPyG], True, {}, marks=pytest.mark.slow),
-        pytest.param([ByLayer], True, {"boundary": History()}, marks=pytest.mark.slow),  # rows of the last meeting
+        pytest.param([ByLayer], True, {"boundary": lgd.History()}, marks=pytest.mark.slow),  # rows of the last meeting
     ],
 )
 def test_evaluation_and_prediction_are_exact(kinds: list[Any], in_rounds: bool, options: dict[str, Any]) -> None:
@@ -165,10 +145,10 @@ def test_evaluation_and_prediction_are_exact(kinds: list[Any], in_rounds: bool, 
 
 def in_exchange(rank: int, world_size: int) -> Made:
     """Steps on the whole graph, alone or with layers exchanged at the boundary."""
-    options: dict[str, Any] = {"boundary": Exchange()} if world_size > 1 else {}
-    module, strategy = ByLayer(), GrappaStrategy(**PATIENCE)
-    data = PartitionedDataModule(
-        bare_graph(), partitioner=RandomPartitioner(), sampler=WholePartSampler(2), batch_size=1000, **options
+    options: dict[str, Any] = {"boundary": lgd.Exchange()} if world_size > 1 else {}
+    module, strategy = ByLayer(), lgd.GrappaStrategy(**PATIENCE)
+    data = lgd.PartitionedDataModule(
+        bare_graph(), partitioner=lgd.RandomPartitioner(), sampler=lgd.WholePartSampler(2), batch_size=1000, **options
     )
     trainer(world_size, strategy, max_epochs=4, limit_val_batches=0).fit(module, data)
     return state_of(module)
@@ -193,7 +173,7 @@ def with_a_table(rank: int, world_size: int, strategy: Any, sparse: bool) -> Non
     ("strategy", "sparse", "message"),
     [
         ("ddp", True, r"table has sparse=True, .*use GrappaStrategy\(\)"),
-        (LocalSGDStrategy(**PATIENCE), False, r"table has a row for each of \d+ nodes, .*1/2 .*sparse=True"),
+        (lgd.LocalSGDStrategy(**PATIENCE), False, r"table has a row for each of \d+ nodes, .*1/2 .*sparse=True"),
     ],
 )
 def test_plain_ddp_is_refused_and_a_dense_table_brings_a_warning(strategy: Any, sparse: bool, message: str) -> None:
@@ -217,30 +197,30 @@ class Typed(Judged):
         return nn.functional.cross_entropy(out, batch["paper"].y[: batch.batch_size])
 
     def configure_optimizers(self) -> Any:
-        return LazyAdam(self.parameters(), lr=0.05)
+        return lgd.LazyAdam(self.parameters(), lr=0.05)
 
 
 # Graphs without features, with rows that live with one rank each: from end to end as with rows that all ranks hold.
 
 
 STRATEGIES: dict[str, Callable[[], Any]] = {
-    "grappa": lambda: GrappaStrategy(**PATIENCE),
-    "llcg": lambda: LLCGStrategy(EverySteps(3), outer=Outer.diloco(), **PATIENCE),
-    "local_sgd": lambda: LocalSGDStrategy(**PATIENCE),
-    "tma": lambda: TMAStrategy(EverySteps(2), average_optimizer=True, **PATIENCE),
+    "grappa": lambda: lgd.GrappaStrategy(**PATIENCE),
+    "llcg": lambda: lgd.LLCGStrategy(lgd.EverySteps(3), outer=lgd.Outer.diloco(), **PATIENCE),
+    "local_sgd": lambda: lgd.LocalSGDStrategy(**PATIENCE),
+    "tma": lambda: lgd.TMAStrategy(lgd.EverySteps(2), average_optimizer=True, **PATIENCE),
 }
 OPTIONS: dict[str, Any] = {"max_epochs": 4, "accumulate_grad_batches": 2, "gradient_clip_val": 0.05}
 
 
-def uneven_parts(num_ranks: int) -> Partition:
+def uneven_parts(num_ranks: int) -> lgd.Partition:
     """The last of several ranks has few nodes."""
     shares = torch.arange(bare_graph().num_nodes) % 12
-    return Partition(((shares > 7).int() + (shares > 10).int()).clamp(max=num_ranks - 1).int(), num_ranks)
+    return lgd.Partition(((shares > 7).int() + (shares > 10).int()).clamp(max=num_ranks - 1).int(), num_ranks)
 
 
-def uneven_data_module(num_ranks: int) -> PartitionedDataModule:
-    return PartitionedDataModule(
-        bare_graph(), partitioner=uneven_parts(num_ranks), sampler=NeighborSampler([3, 3]), batch_size=7
+def uneven_data_module(num_ranks: int) -> lgd.PartitionedDataModule:
+    return lgd.PartitionedDataModule(
+        bare_graph(), partitioner=uneven_parts(num_ranks), sampler=lgd.NeighborSampler([3, 3]), batch_size=7
     )
 
 
@@ -290,7 +270,7 @@ def predicts(rank: int, world_size: int, path: str) -> Made:
     """Rows of the last layer, by as many ranks as one likes from a checkpoint of others."""
     module = owned(Rows(), "table")
     module.rows = {}
-    fitted = trainer(world_size, LocalSGDStrategy(**PATIENCE))
+    fitted = trainer(world_size, lgd.LocalSGDStrategy(**PATIENCE))
     fitted.test(module, uneven_data_module(world_size), ckpt_path=path, verbose=False)
     return {str(node): row for node, row in module.rows.items()}
 
@@ -347,8 +327,8 @@ def on_shards(rank: int, world_size: int, where: str, in_rounds: bool) -> list[M
     warnings.filterwarnings("ignore", "You defined a `validation_step`")
     found = []
     for module in (Rows(), owned(Rows(), "table")):
-        data = PartitionedDataModule(where, sampler=NeighborSampler([3, 3]), batch_size=7)
-        strategy = LLCGStrategy(EverySteps(3), **PATIENCE) if in_rounds else GrappaStrategy(**PATIENCE)
+        data = lgd.PartitionedDataModule(where, sampler=lgd.NeighborSampler([3, 3]), batch_size=7)
+        strategy = lgd.LLCGStrategy(lgd.EverySteps(3), **PATIENCE) if in_rounds else lgd.GrappaStrategy(**PATIENCE)
         trainer(world_size, strategy).fit(module, data)
         found.append(state_of(module))
     return found
@@ -357,7 +337,7 @@ def on_shards(rank: int, world_size: int, where: str, in_rounds: bool) -> list[M
 @pytest.mark.slow
 @pytest.mark.parametrize("in_rounds", [False, True])
 def test_shards_train_rows(in_rounds: bool, tmp_path: Path) -> None:
-    save_shards(bare_graph(), RandomPartitioner()(bare_graph(), 2, 0), tmp_path / "shards")
+    lgd.save_shards(bare_graph(), lgd.RandomPartitioner()(bare_graph(), 2, 0), tmp_path / "shards")
     (first, _), (second, _) = ranks = run_ranks(on_shards, 2, str(tmp_path / "shards"), in_rounds)
     assert differs(first, second) == 0.0
     assert bool((first["table.weight"] != Rows().table.weight).any(1).sum() > 20)
@@ -370,20 +350,20 @@ class OwnedTyped(Typed):
 
     def __init__(self, num_venues: int, width: int) -> None:
         super().__init__(num_venues, width)
-        venues = OwnedEmbedding(num_venues, width)
+        venues = lgd.OwnedEmbedding(num_venues, width)
         venues.load_state_dict(self.tables["venue"].state_dict())
-        self.tables = torch.nn.ModuleDict({"author": OwnedEmbedding(5, width), "venue": venues})
+        self.tables = torch.nn.ModuleDict({"author": lgd.OwnedEmbedding(5, width), "venue": venues})
 
 
 def typed(rank: int, world_size: int, in_rounds: bool) -> list[Made]:
-    graph, found = citations(600), []
+    graph, found = lgd.citations(600), []
     sizes = graph.types.num_nodes["venue"], graph.types.node_arrays["paper"]["x"].shape[1]
     for kind in (Typed, OwnedTyped):
         module = kind(*sizes).double()
-        data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=32)
+        data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([5, 5]), batch_size=32)
         options: dict[str, Any] = {"limit_val_batches": 0, "precision": "64-true"}
-        rounds = LLCGStrategy(EverySteps(3), outer=Outer.diloco(), **PATIENCE)
-        trainer(world_size, rounds if in_rounds else GrappaStrategy(**PATIENCE), **options).fit(module, data)
+        rounds = lgd.LLCGStrategy(lgd.EverySteps(3), outer=lgd.Outer.diloco(), **PATIENCE)
+        trainer(world_size, rounds if in_rounds else lgd.GrappaStrategy(**PATIENCE), **options).fit(module, data)
         found.append({name: each for name, each in state_of(module).items() if "author" not in name})
     return found
 

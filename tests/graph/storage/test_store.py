@@ -14,16 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist import (
-    Graph,
-    LinkSplit,
-    NeighborSampler,
-    PartitionedDataModule,
-    RandomPartitioner,
-    communities,
-    save_shards,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.graph.storage import contents, store
 from lightning_gnn_dist.graph.storage.npy import header_of
@@ -35,7 +26,7 @@ from tests.ranks import run_ranks
 
 
 @pytest.fixture
-def graph() -> Graph:
+def graph() -> lgd.Graph:
     edges = random_edges()
     arrays = {
         "x": torch.randn(40, 3, generator=torch.Generator().manual_seed(0)),
@@ -43,55 +34,55 @@ def graph() -> Graph:
         "y": torch.arange(40),
         "train_mask": torch.arange(40) < 9,
     }
-    return Graph.from_edge_index(edges, 40, arrays, {"edge_type": edges[0] % 3})
+    return lgd.Graph.from_edge_index(edges, 40, arrays, {"edge_type": edges[0] % 3})
 
 
 @pytest.fixture
-def saved(graph: Graph, tmp_path: Path) -> Path:
+def saved(graph: lgd.Graph, tmp_path: Path) -> Path:
     graph.save(tmp_path / "graph")
     return tmp_path / "graph"
 
 
-def test_everything_comes_back(graph: Graph, saved: Path) -> None:
-    opened = Graph.open(saved)
+def test_everything_comes_back(graph: lgd.Graph, saved: Path) -> None:
+    opened = lgd.Graph.open(saved)
     assert opened.path == saved
     check_equal(opened, graph)
 
 
 def test_a_graph_without_edges_comes_back(tmp_path: Path) -> None:
-    Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.long), 3).save(tmp_path / "graph")
-    opened = Graph.open(str(tmp_path / "graph"))
+    lgd.Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.long), 3).save(tmp_path / "graph")
+    opened = lgd.Graph.open(str(tmp_path / "graph"))
     assert (opened.num_nodes, opened.num_edges) == (3, 0)
 
 
-def test_writing_to_an_opened_graph_does_not_reach_the_file(graph: Graph, saved: Path) -> None:
-    Graph.open(saved).node_arrays["x"].zero_()
-    assert torch.equal(Graph.open(saved).node_arrays["x"], graph.node_arrays["x"])
+def test_writing_to_an_opened_graph_does_not_reach_the_file(graph: lgd.Graph, saved: Path) -> None:
+    lgd.Graph.open(saved).node_arrays["x"].zero_()
+    assert torch.equal(lgd.Graph.open(saved).node_arrays["x"], graph.node_arrays["x"])
 
 
 def test_an_opened_graph_travels_as_its_path(saved: Path) -> None:
-    sent = pickle.dumps(Graph.open(saved))
+    sent = pickle.dumps(lgd.Graph.open(saved))
     assert len(sent) < 500 and pickle.loads(sent).num_nodes == 40
 
 
 def test_opening_reads_no_features(tmp_path: Path) -> None:
     num_nodes = 1000
     edges = torch.zeros(2, 0, dtype=torch.long)
-    Graph.from_edge_index(edges, num_nodes, {"x": torch.zeros(num_nodes, 4)}).save(tmp_path / "graph")
+    lgd.Graph.from_edge_index(edges, num_nodes, {"x": torch.zeros(num_nodes, 4)}).save(tmp_path / "graph")
     huge = tmp_path / "graph" / "nodes" / "x.npy"  # a sparse file: 400 GB that nobody could read
     np.lib.format.open_memmap(huge, mode="w+", dtype=np.float32, shape=(num_nodes, 100_000_000)).flush()
     meta = json.loads((tmp_path / "graph" / "meta.json").read_text())
     meta["arrays"]["nodes/x"]["shape"] = [num_nodes, 100_000_000]
     (tmp_path / "graph" / "meta.json").write_text(json.dumps(meta))
-    assert Graph.open(tmp_path / "graph").node_arrays["x"].shape == (num_nodes, 100_000_000)
+    assert lgd.Graph.open(tmp_path / "graph").node_arrays["x"].shape == (num_nodes, 100_000_000)
 
 
-def test_an_existing_path_is_kept_unless_asked(graph: Graph, saved: Path, tmp_path: Path) -> None:
+def test_an_existing_path_is_kept_unless_asked(graph: lgd.Graph, saved: Path, tmp_path: Path) -> None:
     with pytest.raises(FileExistsError, match="overwrite=True"):
         graph.save(saved)
-    other = Graph.from_edge_index(random_edges(), 50)
+    other = lgd.Graph.from_edge_index(random_edges(), 50)
     other.save(saved, overwrite=True)
-    assert Graph.open(saved).num_nodes == 50
+    assert lgd.Graph.open(saved).num_nodes == 50
     (tmp_path / "precious").mkdir()
     with pytest.raises(FileExistsError, match="not a saved graph"):
         graph.save(tmp_path / "precious", overwrite=True)
@@ -99,20 +90,20 @@ def test_an_existing_path_is_kept_unless_asked(graph: Graph, saved: Path, tmp_pa
 
 def test_a_graph_is_not_saved_onto_itself(saved: Path) -> None:
     with pytest.raises(ValueError, match="another path"):
-        Graph.open(saved).save(saved, overwrite=True)
+        lgd.Graph.open(saved).save(saved, overwrite=True)
 
 
-def test_a_graph_with_changes_beside_it_is_refused_by_name(graph: Graph, saved: Path) -> None:
+def test_a_graph_with_changes_beside_it_is_refused_by_name(graph: lgd.Graph, saved: Path) -> None:
     (saved / "ids").mkdir()
     np.save(saved / "ids" / "nodes.npy", np.arange(graph.num_nodes))
-    sent = pickle.dumps(Graph.open(saved))
+    sent = pickle.dumps(lgd.Graph.open(saved))
     (saved / "changes" / "000001").mkdir(parents=True)
     says = re.escape(f"{saved}/changes holds changes of a saved graph, which this release does not read: write them ")
     reads: list[Callable[[Path], object]] = [
-        Graph.open,
+        lgd.Graph.open,
         user_ids,
         lambda path: nodes_with_ids(path, [3]),
-        lambda path: PartitionedDataModule(path, sampler=NeighborSampler([2])),
+        lambda path: lgd.PartitionedDataModule(path, sampler=lgd.NeighborSampler([2])),
         lambda path: pickle.loads(sent),
     ]
     for read in reads:
@@ -120,14 +111,14 @@ def test_a_graph_with_changes_beside_it_is_refused_by_name(graph: Graph, saved: 
             read(saved)
 
 
-def test_versions_that_a_release_before_has_counted_are_no_obstacle(graph: Graph, saved: Path) -> None:
+def test_versions_that_a_release_before_has_counted_are_no_obstacle(graph: lgd.Graph, saved: Path) -> None:
     meta = json.loads((saved / "meta.json").read_text())
     (saved / "meta.json").write_text(json.dumps(meta | {"history": [{"": 30}]}))
-    assert Graph.open(saved).fingerprint == graph.fingerprint
+    assert lgd.Graph.open(saved).fingerprint == graph.fingerprint
 
 
 def test_a_failure_leaves_nothing_behind(
-    graph: Graph, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    graph: lgd.Graph, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full_disk(*args: object, **kwargs: object) -> None:
         raise OSError("No space left on device")
@@ -138,21 +129,21 @@ def test_a_failure_leaves_nothing_behind(
     with pytest.raises(OSError, match="No space left"):
         graph.save(saved, overwrite=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graph"]
-    assert Graph.open(saved).num_nodes == 40
+    assert lgd.Graph.open(saved).num_nodes == 40
 
 
 def test_a_foreign_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="not a saved graph"):
-        Graph.open(tmp_path)
+        lgd.Graph.open(tmp_path)
     (tmp_path / "meta.json").write_text('{"format": "parquet"}')
     with pytest.raises(ValueError, match="not a graph saved by this package"):
-        Graph.open(tmp_path)
+        lgd.Graph.open(tmp_path)
     (tmp_path / "meta.json").write_text('{"format": ')
     with pytest.raises(ValueError, match="damaged"):
-        Graph.open(tmp_path)
+        lgd.Graph.open(tmp_path)
 
 
-def test_a_name_cannot_leave_the_directory(graph: Graph, saved: Path, tmp_path: Path) -> None:
+def test_a_name_cannot_leave_the_directory(graph: lgd.Graph, saved: Path, tmp_path: Path) -> None:
     graph.node_arrays["../../evil"] = torch.zeros(40)
     with pytest.raises(ValueError, match=r"'\.\./\.\./evil' cannot be the name|\.\./\.\./evil cannot be the name"):
         graph.save(tmp_path / "second")
@@ -160,7 +151,7 @@ def test_a_name_cannot_leave_the_directory(graph: Graph, saved: Path, tmp_path: 
     meta["arrays"]["nodes/../../secret"] = meta["arrays"]["nodes/y"]
     (saved / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(ValueError, match="cannot be the name"):
-        Graph.open(saved)
+        lgd.Graph.open(saved)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graph"]
 
 
@@ -168,7 +159,7 @@ def test_a_newer_version_is_refused(saved: Path) -> None:
     meta = json.loads((saved / "meta.json").read_text())
     (saved / "meta.json").write_text(json.dumps(meta | {"version": 99}))
     with pytest.raises(ValueError, match=r"version 99.*upgrade"):
-        Graph.open(saved)
+        lgd.Graph.open(saved)
 
 
 def open_under_a_limit(rank: int, world_size: int, path: str) -> str:
@@ -176,7 +167,7 @@ def open_under_a_limit(rank: int, world_size: int, path: str) -> str:
     limit = pages * resource.getpagesize() + 20_000_000
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
-        Graph.open(path)
+        lgd.Graph.open(path)
     except MemoryError as error:
         return str(error).replace(f"{limit:,}", "LIMIT")
     return ""
@@ -185,7 +176,7 @@ def open_under_a_limit(rank: int, world_size: int, path: str) -> str:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
 def test_a_limit_on_maps_is_named(tmp_path: Path) -> None:
     x = torch.zeros(1000, 100_000, dtype=torch.int8)
-    Graph.from_edge_index(torch.zeros(2, 1, dtype=torch.int64), 1000, {"x": x}).save(tmp_path / "graph")
+    lgd.Graph.from_edge_index(torch.zeros(2, 1, dtype=torch.int64), 1000, {"x": x}).save(tmp_path / "graph")
     (said,) = run_ranks(open_under_a_limit, 1, str(tmp_path / "graph"))
     assert "x.npy cannot be mapped: its 100,000,128 bytes" in said
     assert "ulimit -v: LIMIT bytes" in said
@@ -193,7 +184,7 @@ def test_a_limit_on_maps_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("exists", [True, False])
 def test_a_link_is_not_replaced(tmp_path: Path, exists: bool) -> None:
-    graph = communities(30, 2)
+    graph = lgd.communities(30, 2)
     if exists:
         graph.save(tmp_path / "there")
     (tmp_path / "link").symlink_to("there")
@@ -215,18 +206,18 @@ def test_other_layouts_are_called_by_their_names(saved: Path, change: Callable[[
     file.unlink()
     np.save(file, change(x))
     with pytest.raises(ValueError, match=rf"x\.npy cannot be used \(.*{message}"):
-        Graph.open(saved)
+        lgd.Graph.open(saved)
 
 
 def test_a_conjugate_is_saved_as_what_it_means(tmp_path: Path) -> None:
     z = torch.tensor([1 + 2j, 3j])
-    Graph(torch.tensor([0, 1, 1]), torch.tensor([1]), {"z": z.conj()}).save(tmp_path / "graph")
-    assert Graph.open(tmp_path / "graph").node_arrays["z"].tolist() == [1 - 2j, -3j]
+    lgd.Graph(torch.tensor([0, 1, 1]), torch.tensor([1]), {"z": z.conj()}).save(tmp_path / "graph")
+    assert lgd.Graph.open(tmp_path / "graph").node_arrays["z"].tolist() == [1 - 2j, -3j]
 
 
 def test_a_graph_that_was_changed_is_not_saved(tmp_path: Path) -> None:
-    def graph() -> Graph:
-        return Graph(torch.tensor([0, 1, 1]), torch.tensor([1]), {"z": torch.ones(2)})
+    def graph() -> lgd.Graph:
+        return lgd.Graph(torch.tensor([0, 1, 1]), torch.tensor([1]), {"z": torch.ones(2)})
 
     with pytest.raises(ValueError, match=r"beside holds \['indices'\], which are arrays of the graph"):
         graph().save(tmp_path / "graph", beside={"indices": torch.zeros(1)})
@@ -247,11 +238,11 @@ NUM_NODES = 60
 Damage = Callable[[Path], None]
 
 
-def graph_of(seed: int) -> Graph:
+def graph_of(seed: int) -> lgd.Graph:
     generator = torch.Generator().manual_seed(seed)
     ends = torch.randint(0, NUM_NODES, (2, 200), generator=generator)
     nodes = {"x": torch.randn(NUM_NODES, 3, generator=generator), "y": torch.arange(NUM_NODES) % (4 + seed)}
-    return Graph.from_edge_index(torch.cat([ends, ends.flip(0)], 1), NUM_NODES, nodes)
+    return lgd.Graph.from_edge_index(torch.cat([ends, ends.flip(0)], 1), NUM_NODES, nodes)
 
 
 @pytest.fixture(scope="module")
@@ -260,8 +251,8 @@ def saved_whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, seed in (("mine", 0), ("other", 1)):
         graph = graph_of(seed)
         graph.save(root / name / "graph")
-        split_edges(graph, negatives=3).save(root / name / "links")
-        save_shards(graph, RandomPartitioner()(graph, 2, 0), root / name / "shares")
+        lgd.split_edges(graph, negatives=3).save(root / name / "links")
+        lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 2, 0), root / name / "shares")
     return root
 
 
@@ -348,7 +339,7 @@ def test_a_damaged_array_is_refused(saved_whole: Path, tmp_path: Path, damage: D
     for name in ARRAYS:
         path = damaged(saved_whole, tmp_path, "graph", f"{name}.npy", damage)
         with pytest.raises(ValueError, match=rf"{name}.npy (cannot be used|is damaged|holds|is not the file)"):
-            Graph.open(path)
+            lgd.Graph.open(path)
 
 
 @pytest.mark.parametrize(("name", "place", "value"), [(name, *bad) for name, all_ in OF_EDGES.items() for bad in all_])
@@ -363,10 +354,10 @@ def test_edges_that_point_nowhere_are_refused(
             del about["xxh64"]
         written(json.dumps(meta).encode())(path / "meta.json")
     with pytest.raises(ValueError, match=rf"{name}\.npy is damaged \("):
-        Graph.open(path)
+        lgd.Graph.open(path)
 
 
-OPENED: dict[str, Callable[[Path], Any]] = {"graph": Graph.open, "links": LinkSplit.open}
+OPENED: dict[str, Callable[[Path], Any]] = {"graph": lgd.Graph.open, "links": lgd.LinkSplit.open}
 OPENED["shares"] = lambda path: Shard.open(path, 0)
 
 
@@ -391,7 +382,7 @@ def test_entries_of_another_type_are_refused(saved_whole: Path, tmp_path: Path, 
         about[entry] = value
         path = damaged(saved_whole, tmp_path, "graph", "meta.json", written(json.dumps(meta).encode()))
         with pytest.raises(ValueError, match=r"meta\.json|saved in format version|is not the file|holds"):
-            Graph.open(path)
+            lgd.Graph.open(path)
 
 
 @pytest.mark.parametrize("name", ARRAYS)
@@ -399,13 +390,13 @@ def test_an_array_of_another_graph_is_noticed(saved_whole: Path, tmp_path: Path,
     other = (saved_whole / "other" / "graph" / f"{name}.npy").read_bytes()
     path = damaged(saved_whole, tmp_path, "graph", f"{name}.npy", written(other))
     with pytest.raises(ValueError, match=rf"{name}.npy (is not the file|is damaged|holds|is missing)"):
-        Graph.open(path)
+        lgd.Graph.open(path)
 
 
 def test_features_of_another_graph_are_noticed_when_all_is_read(saved_whole: Path, tmp_path: Path) -> None:
     other = (saved_whole / "other" / "graph" / "nodes" / "x.npy").read_bytes()
     path = damaged(saved_whole, tmp_path, "graph", "nodes/x.npy", written(other))
-    Graph.open(path)
+    lgd.Graph.open(path)
     with pytest.raises(ValueError, match=r"x\.npy is not the file that was saved.*another graph's"):
         store.verify(path)
     assert store.verify(saved_whole / "mine" / "graph") == []
@@ -416,11 +407,11 @@ def test_a_graph_is_looked_at_once(saved_whole: Path, tmp_path: Path, monkeypatc
     shutil.copytree(saved_whole / "mine" / "graph", path)
     check_edges = contents.check_edges
     monkeypatch.setattr(contents, "check_edges", lambda *args: (looks.append(1), check_edges(*args)))
-    Graph.open(path)
+    lgd.Graph.open(path)
     assert looks == [1] and not (path / contents.MARK).exists()  # so young a file may change and look the same
     monkeypatch.setattr(contents, "YOUNG_SECONDS", 0)
-    Graph.open(path)
-    Graph.open(path)
+    lgd.Graph.open(path)
+    lgd.Graph.open(path)
     assert looks == [1, 1] and (path / contents.MARK).exists()
     with pytest.raises(ValueError, match="ids lie in"):
         open_graph(path, 3)  # checked for more senders
@@ -432,7 +423,7 @@ def test_a_mark_of_other_files_counts_for_nothing(
     monkeypatch.setattr(contents, "YOUNG_SECONDS", 0)
     path = tmp_path / "graph"
     shutil.copytree(saved_whole / "mine" / "graph", path)
-    Graph.open(path)
+    lgd.Graph.open(path)
     before = (path / "indices.npy").stat()
     (path / "indices.npy").chmod(0o644)
     with (path / "indices.npy").open("r+b") as file:  # in place, with the size and the time that it had
@@ -440,13 +431,13 @@ def test_a_mark_of_other_files_counts_for_nothing(
         file.write(np.int32(10**9).tobytes())
     os.utime(path / "indices.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
     with pytest.raises(ValueError, match=r"edge 7 comes from node 1000000000"):
-        Graph.open(path)
+        lgd.Graph.open(path)
     shutil.copytree(path, tmp_path / "copy")  # with its mark
     with pytest.raises(ValueError, match=r"edge 7 comes from node 1000000000"):
-        Graph.open(tmp_path / "copy")
+        lgd.Graph.open(tmp_path / "copy")
     written(b"{")(path / contents.MARK)
     with pytest.raises(ValueError, match=r"edge 7 comes from node 1000000000"):
-        Graph.open(path)
+        lgd.Graph.open(path)
 
 
 def test_where_nobody_writes_the_mark_is_in_the_users_cache(
@@ -457,10 +448,10 @@ def test_where_nobody_writes_the_mark_is_in_the_users_cache(
     path = tmp_path / "graph"
     shutil.copytree(saved_whole / "mine" / "graph", path)
     (path / contents.MARK).mkdir()  # nothing can be written there, whoever one is
-    Graph.open(path)
+    lgd.Graph.open(path)
     assert len(list((tmp_path / "cache" / "lightning_gnn_dist" / "checked").iterdir())) == 1
     monkeypatch.setattr(contents, "check_edges", lambda *_: pytest.fail("it was checked before"))
-    Graph.open(path)
+    lgd.Graph.open(path)
 
 
 def test_files_are_read_only(saved_whole: Path) -> None:
