@@ -18,7 +18,6 @@ process of its own.
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import gc
 import logging
@@ -99,7 +98,6 @@ def _fork(_: Any, command: list[str], fds: tuple[int, ...]) -> int:
                     os.fstat(fd), os.dup2(nothing, fd, inheritable=False)
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
-        atexit._clear()
         listener, end_of_pytest, *_ = fds
         if listener in select([listener, end_of_pytest], [], [])[0]:
             exec(command[-1], {})
