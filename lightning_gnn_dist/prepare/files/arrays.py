@@ -252,37 +252,33 @@ class GrowingArrays:
     Args:
         folder: The folder, which is made.
         source: Where the rows come from, for errors.
-        file: The name of each array's file in a folder of its own. Default: each is a file of the folder.
     """
 
-    def __init__(self, folder: Path, source: Path, file: str | None = None) -> None:
+    def __init__(self, folder: Path, source: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._source, self._file = folder, source, file
+        self._folder, self._source = folder, source
         self._shapes: dict[str, tuple[np.dtype[np.generic], tuple[int, ...]]] = {}
         self._counts: dict[str, int] = {}
 
     def add(self, arrays: Mapping[str, Column]) -> None:
         """Add rows to arrays by name."""
         for name, array in arrays.items():
-            shape = array.dtype, array.shape[1:]
+            shape, path = (array.dtype, array.shape[1:]), self._folder / f"{name}.npy"
             if (known := self._shapes.setdefault(name, shape)) != shape:
                 kinds = " and ".join(f"{dtype}{list(more) or ''}" for dtype, more in (known, shape))
                 raise ValueError(f"{self._source}: {name} holds {kinds}: files of one table must be alike.")
             if name not in self._counts:
-                self._path(name).parent.mkdir(parents=True, exist_ok=True)
-                self._path(name).unlink(missing_ok=True)
-                write_header(self._path(name), array.dtype, (0, *array.shape[1:]))
-            append(self._path(name), array)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.unlink(missing_ok=True)
+                write_header(path, array.dtype, (0, *array.shape[1:]))
+            append(path, array)
             self._counts[name] = self._counts.get(name, 0) + len(array)
 
     def finish(self) -> list[Path]:
         """Write the numbers of rows into the headers, and return the files."""
         for name, (dtype, shape) in self._shapes.items():
-            write_header(self._path(name), dtype, (self._counts[name], *shape))
-        return [self._path(name) for name in self._shapes]
-
-    def _path(self, name: str) -> Path:
-        return self._folder / f"{name}.npy" if self._file is None else self._folder / name / f"{self._file}.npy"
+            write_header(self._folder / f"{name}.npy", dtype, (self._counts[name], *shape))
+        return [self._folder / f"{name}.npy" for name in self._shapes]
 
 
 Entry: TypeAlias = Path | NpyFile  # a file, a folder of several, or an array out of an archive

@@ -133,11 +133,6 @@ def test_after_a_kill_while_it_is_copied_it_is_the_same_graph(tmp_path: Path) ->
         assert [path.name for path in (tmp_path / ".graph.given").iterdir()] == ["source.copying"]  # no half of a copy
     with start_ranks(copy_and_die, 1, connection, tmp_path, "reading stays") as ranks:
         assert ranks.results(may_die={0}) == [None]
-    told: list[str] = []
-    as_folder(
-        connection, tmp_path / ".graph.given" / "source", tmp_path / "tasks.sql", lambda *now: told.append(now[0])
-    )
-    assert not told  # the copy is whole, and used again
     check(connection, tmp_path, tmp_path / "tasks.sql")
 
 
@@ -192,16 +187,12 @@ def test_a_yaml_with_tasks_beside_it_says_the_same(tmp_path: Path) -> None:
     check(sqlite_at(tmp_path / "shop.db"), tmp_path, folder / "database.yaml")
 
 
-def test_a_copy_that_is_whole_is_used_again_after_a_kill(tmp_path: Path) -> None:
-    connection = sqlite_at(tmp_path / "shop.db")
-    (tmp_path / "tasks.sql").write_text(SQL)
-    folder = as_folder(connection, tmp_path / "copy", tmp_path / "tasks.sql")
-    before = (folder / "db" / "customer.parquet").stat().st_mtime_ns
-    assert as_folder(connection, tmp_path / "copy", tmp_path / "tasks.sql") == folder
-    assert (folder / "db" / "customer.parquet").stat().st_mtime_ns == before
-    (tmp_path / "tasks.sql").write_text(SQL + "-- another\n")
-    as_folder(connection, tmp_path / "copy", tmp_path / "tasks.sql")
-    assert (folder / "db" / "customer.parquet").stat().st_mtime_ns > before
+def test_a_copy_is_made_anew_for_other_tasks(tmp_path: Path) -> None:
+    connection, told = sqlite_at(tmp_path / "shop.db"), list[str]()
+    for tasks in (SQL, SQL, SQL + "-- another\n"):
+        (tmp_path / "tasks.sql").write_text(tasks)
+        as_folder(connection, tmp_path / "copy", tmp_path / "tasks.sql", lambda stage, share: told.append(stage))
+    assert told.count("copying customer") == 2 == len(told) / 4
 
 
 def test_cells_of_sqlite_have_types_of_their_own(tmp_path: Path) -> None:
