@@ -25,7 +25,7 @@ def predicted(rank: int, world_size: int, where: Any, folder: Path, budget_bytes
 
 @pytest.mark.parametrize(
     ("num_ranks", "place"),
-    [pytest.param(1, "RAM", marks=pytest.mark.slow), pytest.param(2, "files", marks=pytest.mark.slow), (4, "shards")],
+    [pytest.param(1, "RAM", marks=pytest.mark.slow), pytest.param(2, "files", marks=pytest.mark.slow), (2, "shards")],
 )
 def test_all_nodes_of_a_type_are_predicted(num_ranks: int, place: str, tmp_path: Path) -> None:
     where: Any = graph_of()
