@@ -76,12 +76,22 @@ class Deal:
         epoch, batch = divmod(number, self.num_batches)
         return BatchKey(self.seed, epoch, batch)
 
+    def size(self, batch: int) -> int:
+        """Return the number of seeds of a batch."""
+        places = self._slice(batch)
+        return int(places.stop - places.start)
+
     def places(self, key: BatchKey, order_of: Order) -> Tensor | slice:
         """Return where the seeds of a batch stand among all; ``order_of`` may choose the order of a pass."""
-        count, first = self.num_seeds, key.batch % self.num_seeds
-        is_few = count < self.num_batches
-        places = slice(first, first + 1) if is_few else slice_of(count, self.num_batches, key.batch)
+        places = self._slice(key.batch)
         return self._order(key.epoch, order_of)[places] if self.shuffle else places
+
+    def _slice(self, batch: int) -> slice:
+        count = self.num_seeds
+        if count < self.num_batches:
+            begin = batch % count
+            return slice(begin, begin + 1)
+        return slice_of(count, self.num_batches, batch)
 
     def _order(self, epoch: int, order_of: Order) -> Tensor:
         order = self._orders.get(epoch)
