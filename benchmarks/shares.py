@@ -2,7 +2,7 @@
 
 python benchmarks/shares.py                       # four ranks on this machine, a graph of 200,000 nodes
 python benchmarks/shares.py --graph DIRECTORY     # a graph saved by Graph.save
-python benchmarks/shares.py --kinds neighbors     # or corrections, layers, caches
+python benchmarks/shares.py --kinds ladies        # or neighbors, corrections, layers, caches
 
 For one pass of batches of 1024 seeds: megabytes that a rank sends and receives, turns (how often it asks the others),
 and seconds a batch. With B shards, and rows that lie on other ranks with chance q (1 - 1/B for random parts, less for
@@ -14,6 +14,7 @@ where n' of its nodes are counted once a bulk; in shards of less than 32,768 nod
 has the q that was seen, and no cache.
 
 neighbors      around training nodes of the own shard, fan-out 15 and 10
+ladies         as the first with about 2048 nodes a layer: f are counted once a bulk, and e are all edges of their rows
 corrections    slices of 256 of a batch around training nodes of the whole graph, fan-out 15 and 10, as in LLCG
 
 And for all nodes by two layers of GraphSAGE with hidden size 64 (predict_by_layer): nodes of a rank's halo, megabytes
@@ -37,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -45,6 +47,7 @@ from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import (
     Graph,
+    LadiesSampler,
     Loading,
     MetisPartitioner,
     NeighborSampler,
@@ -69,9 +72,10 @@ from lightning_gnn_dist.wire.collectives import traffic
 
 RANKS = 4
 CUTS: dict[str, Partitioner] = {"random": RandomPartitioner(), "METIS": MetisPartitioner()}
-NEIGHBORS = NeighborSampler([15, 10])
+NEIGHBORS, LADIES = NeighborSampler([15, 10]), LadiesSampler([2048, 2048])
 KINDS: dict[str, tuple[ShardedSampler, int, list[tuple[int, int]]]] = {  # seeds; bulks and caches
     "neighbors": (NEIGHBORS, 1024, [(1, 0), (8, 0), (8, 10_000_000)]),
+    "ladies": (LADIES, 1024, [(1, 0), (8, 0)]),
     "corrections": (NEIGHBORS, 256, [(1, 0), (4, 0)]),
 }
 
@@ -79,14 +83,20 @@ KINDS: dict[str, tuple[ShardedSampler, int, list[tuple[int, int]]]] = {  # seeds
 class Expected:
     """Adds up what the formula says of bulks."""
 
-    def __init__(self, graph: ShardedGraph) -> None:
-        self._bounds, self._rank = graph.shard.bounds.nodes, graph.shard.index
+    def __init__(self, graph: ShardedGraph, degrees: Tensor) -> None:
+        self._bounds, self._rank, self._degrees = graph.shard.bounds.nodes, graph.shard.index, degrees
         arrays = graph.shard.rows.node_arrays.values()
         self._width = sum(array[:1].numel() * array.element_size() for array in arrays)
         self.bytes = 0.0
 
-    def add(self, made: Sequence[SampledData]) -> None:
+    def add(self, made: Sequence[SampledData], sampler: ShardedSampler) -> None:
         self.bytes += self._away(_distinct([batch.n_id for batch in made])).numel() * (4 + self._width)
+        if isinstance(sampler, LadiesSampler):
+            for hop in range(sampler.num_hops):
+                frontier = [batch.n_id.split(batch.num_sampled_nodes)[hop] for batch in made]
+                away = self._away(_distinct(frontier))
+                self.bytes += 5 * away.numel() + 4 * int(self._degrees[away].sum())
+            return
         for batch in made:
             expanded = batch.n_id[: sum(batch.num_sampled_nodes[:-1])]
             shard = self._away(expanded).numel() / expanded.numel()
@@ -120,7 +130,7 @@ def measure(rank: int, folder: str, shards: int, kind: str, bulk: int, cache: in
     if kind == "corrections":
         own = graph.split("train")
     order = own[torch.randperm(own.numel(), generator=torch.Generator().manual_seed(rank))]
-    expected = Expected(graph)
+    expected = Expected(graph, torch.from_numpy(np.load(f"{folder}/degrees.npy")))
     before, turns, seconds = traffic.bytes_sent, graph.turns, 0.0
     bulks = (range(first, first + bulk) for first in range(0, num_batches, bulk))
     asked = (
@@ -135,7 +145,7 @@ def measure(rank: int, folder: str, shards: int, kind: str, bulk: int, cache: in
     start = time.perf_counter()
     for _, batches in made:
         seconds += time.perf_counter() - start
-        expected.add(list(batches))
+        expected.add(list(batches), sampler)
         start = time.perf_counter()
     turns_a_batch = (graph.turns - turns) / num_batches
     graph.close()
@@ -197,6 +207,7 @@ def divide(graph: Graph, partitioner: Partitioner, shards: int, folder: str) -> 
     order = partition.assignment.argsort(stable=True)
     arrays = graph.node_arrays | {"n_id": order.argsort()}
     save_shards(Graph(graph.indptr, graph.indices, arrays), partition, folder)
+    np.save(f"{folder}/degrees.npy", graph.degrees()[order].numpy())
 
 
 def compare_caches(graph: Graph, num_batches: int) -> None:

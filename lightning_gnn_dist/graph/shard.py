@@ -358,11 +358,11 @@ class Shard:
 
 
 def check_ranks(folder: Path, bounds: Bounds, num_ranks: int) -> None:
-    """Refuse a number of ranks of which each would not hold one shard."""
-    if num_ranks != bounds.num_shards:
+    """Refuse a number of ranks with which some shards would be held more often than others."""
+    if num_ranks % bounds.num_shards:
         raise ValueError(
-            f"{folder} is divided into {bounds.num_shards} shards, one for each rank, and {num_ranks} ranks "
-            f"cannot hold them so: start {bounds.num_shards} ranks, or divide the graph into {num_ranks} shards."
+            f"{folder} is divided into {bounds.num_shards} shards, which {num_ranks} ranks cannot hold evenly: use a "
+            f"multiple of {bounds.num_shards} ranks, or divide the graph into another number of shards."
         )
 
 

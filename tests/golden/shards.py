@@ -29,6 +29,7 @@ SAMPLERS: dict[str, dict[str, Any]] = {
         "neighbor": lgd.NeighborSampler([4, 3]),
         "replaced": lgd.NeighborSampler([4, 3], replace=True),
         "weighted": lgd.NeighborSampler([4, 3], weight="edge_weight"),
+        "ladies": lgd.LadiesSampler([20, 15]),
         "temporal": BY_TIME,
     },
     "typed": {"neighbor": lgd.NeighborSampler([3, 2]), "temporal": OF_TYPES},

@@ -217,37 +217,60 @@ class GrowingBatch:
 
     def __init__(self, seeds: Tensor, num_nodes: int) -> None:
         self._hops, self._num_nodes = [check_seeds(seeds, num_nodes)], num_nodes
-        # Of each hop the edges of each node of the frontier, and of each edge its sender, id and type.
-        self._edges: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = []
+        # Of each hop the edges of each node of the frontier, and of each edge its sender, id, weight and type.
+        self._edges: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]] = []
 
     @property
     def frontier(self) -> Tensor:
         """The nodes that were found last."""
         return self._hops[-1]
 
-    def join(self, senders: Tensor, counts: Tensor, edge_ids: Tensor | None, kinds: Tensor | None) -> None:
-        """Add a hop.
-
-        Args:
-            senders: The senders that were drawn for the frontier.
-            counts: The edges of each node of the frontier.
-            edge_ids: The edges' ids in the whole graph, if anybody needs them.
-            kinds: The edges' types, if the graph has types.
-        """
+    def open(self, senders: Tensor, num_edges: int) -> tuple[Array, Work, Table]:
+        """Return the batch's nodes, and what a kernel writes the next hop into, with room for so many edges."""
         known = torch.cat(self._hops)
         scratch = scratch_of_thread(senders.numpy().dtype)
-        scratch.reserve(len(known) + len(senders))
-        work = scratch.work
-        found = join_hop(known.numpy(), senders.numpy(), work, scratch.open_table(self._num_nodes, 1))
+        scratch.reserve(len(known) + num_edges)
+        return known.numpy(), scratch.work, scratch.open_table(self._num_nodes, 1)
+
+    def checked(self, found: int) -> int:
+        """Refuse seeds of which a kernel has said that one is there twice; return what it has said otherwise."""
         if found == REPEATED_SEED:
             refuse_repeated(self._hops[0])
-        self._hops.append(torch.from_numpy(work.nodes[len(known) : found].astype(np.int64)))
-        columns = torch.from_numpy(work.columns[: len(senders)].astype(np.int32))
-        self._edges.append((counts, columns, edge_ids, kinds))
+        return found
+
+    def join(self, senders: Tensor, counts: Tensor, edge_ids: Tensor | None, kinds: Tensor | None = None) -> None:
+        """Add a hop: the senders that were drawn for the frontier, and what :meth:`add` is told of them."""
+        known, work, table = self.open(senders, len(senders))
+        found = self.checked(join_hop(known, senders.numpy(), work, table))
+        self.add(found, work, counts, edge_ids, kinds=kinds)
+
+    def add(
+        self,
+        found: int,
+        work: Work,
+        counts: Tensor,
+        edge_ids: Tensor | None,
+        weights: Tensor | None = None,
+        kinds: Tensor | None = None,
+    ) -> None:
+        """Add the hop that a kernel has written.
+
+        Args:
+            found: How many nodes there are now.
+            work: What it has written into.
+            counts: The edges of each node of the frontier.
+            edge_ids: The edges' ids in the whole graph, if anybody needs them.
+            weights: The edges' weights, if the sampler gives them some.
+            kinds: The edges' types, if the graph has types.
+        """
+        known = sum(map(len, self._hops))
+        self._hops.append(torch.from_numpy(work.nodes[known:found].astype(np.int64)))
+        columns = torch.from_numpy(work.columns[: int(counts.sum())].astype(np.int32))
+        self._edges.append((counts, columns, edge_ids, weights, kinds))
 
     def sample(self) -> Sample:
         counts, columns, *more = zip(*self._edges, strict=True)
-        edge_ids, kinds = (None if of_hops[0] is None else torch.cat(of_hops) for of_hops in more)
+        edge_ids, weights, kinds = (None if of_hops[0] is None else torch.cat(of_hops) for of_hops in more)
         return Sample(
             nodes=torch.cat(self._hops),
             indptr=starts_of(torch.cat(counts)).to(torch.int32),
@@ -255,6 +278,7 @@ class GrowingBatch:
             num_sampled_nodes=list(map(len, self._hops)),
             num_sampled_edges=list(map(len, columns)),
             edge_ids=edge_ids,
+            edge_weight=weights,
             edge_kinds=kinds,
         )
 

@@ -56,7 +56,7 @@ class ShardEdges(EdgeTask):
             rank, inside = int(counts.argmin()), not self.home.boundary.sees_whole_graph
             where, other = ("inside", "boundary=Fetch(), ") if inside else ("that lead to", "")
             raise ValueError(
-                f"There are no edges to learn {where} shard {rank} of {self.home.path} "
+                f"There are no edges to learn {where} shard {rank % self.home.bounds.num_shards} of {self.home.path} "
                 f"for rank {rank} of {len(counts)}: take {other}another partition, or fewer shards or ranks."
             )
 
@@ -79,8 +79,10 @@ class ShardEdges(EdgeTask):
 
     def held(self, name: str) -> HeldLinks:
         if name not in self._held:
-            links, channel = self.asked.links, self.home.graph().channel
-            share, numbers = own_share(held_of_shard(self.home.shard, links, name), links.held[name], channel)
+            links, run = self.asked.links, self.home.running
+            shard, channel, starts = self.home.shard, self.home.graph().channel, links.held[name]
+            copy, num_copies = run.rank // channel.size, run.num_ranks // channel.size
+            share, numbers = own_share(held_of_shard(shard, links, name), starts, channel, copy, num_copies)
             self._held[name] = self.asked.held(*share, numbers.start)
         return self._held[name]
 
@@ -103,7 +105,7 @@ class ShardEdges(EdgeTask):
         return self.home.most
 
     def of_corrections(self) -> OwnSeeds:
-        own, run = self._marked(), self.home.running
+        own, run = self._marked()[self.home.of_copy()], self.home.running
         return OwnSeeds(own, torch.arange(len(own)), self.home.num_marked, run.rank, run.num_ranks)
 
     def learned(self, part: Graph) -> Learned:
@@ -120,9 +122,9 @@ class ShardEdges(EdgeTask):
     def _own(self) -> Tensor:
         """Return the positions of what this rank learns: in the whole graph, or without ``Fetch()`` in its part."""
         if self.home.boundary.sees_whole_graph:
-            return self._marked()
+            return self._marked()[self.home.of_copy()]
         part = self.home.running_part()
-        return self.positions(part, self._is_own(part).to(torch.int64) - 1)
+        return self.positions(part, self._is_own(part).to(torch.int64) - 1)[self.home.of_copy()]
 
     def _marked(self) -> Tensor:
         """Return where all edges into the own shard that are learned stand in the whole graph, increasing."""

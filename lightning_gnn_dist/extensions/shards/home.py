@@ -76,7 +76,7 @@ class ShardHome(GraphAccess):
 
     @cached_property
     def costs(self) -> ShardCosts:
-        return ShardCosts(self, self.graph, self.path.resolve().parent)
+        return ShardCosts(self, self.graph, self.bounds.num_shards, self.path.resolve().parent)
 
     @property
     def fingerprint(self) -> str:
@@ -125,14 +125,16 @@ class ShardHome(GraphAccess):
         rows = self._graph.shard.rows
         _check_on_all_ranks(lambda: check(rows), self._graph.shard.index)
         if is_fit:
+            if self.exchanges:
+                _check_copies(self.path, self.bounds, self.running.num_ranks)
             self.running_part()  # now, as all ranks are here
 
     def count(self, num_own: int, num_marked: int) -> Tensor:
         """Return what each rank learns, given what this one does and what its shard has to be learned. Collective."""
-        counts = all_gather_rows(torch.tensor([num_own, num_marked]))
+        counts, num_shards = all_gather_rows(torch.tensor([num_own, num_marked])), self.bounds.num_shards
         self.most = int(counts[:, 0].max())
-        self.num_marked = int(counts[:, 1].sum())
-        self.marked_before = int(counts[: self.running.rank, 1].sum())
+        self.num_marked = int(counts[:num_shards, 1].sum())
+        self.marked_before = int(counts[: self.running.rank % num_shards, 1].sum())
         return counts[:, 0]
 
     def close(self) -> None:
@@ -154,7 +156,7 @@ class ShardHome(GraphAccess):
 
     def _connect(self) -> ShardedGraph:
         check_ranks(self.path, self.bounds, self.running.num_ranks)
-        shard, types = Shard.open(self.path, self.running.rank), self.types
+        shard, types = Shard.open(self.path, self.running.rank % self.bounds.num_shards), self.types
         check_same(all_gather_rows(torch.tensor([self.bounds.mark])).view(-1).tolist())
         self._shard = shard.with_seeds(types.seed_type()) if have_names(types) else shard
         return self._opened(replace(self._shard, rows=self.shown(self._shard.rows)))
@@ -202,6 +204,11 @@ class ShardHome(GraphAccess):
     def shown(self, part: Graph) -> Graph:
         return part if self._without_labels is None else self._without_labels(part)
 
+    def of_copy(self) -> slice:
+        """Return which of the shard's seeds this rank takes; ranks with the same shard take turns."""
+        num_shards = self.bounds.num_shards
+        return slice(self.running.rank // num_shards, None, self.running.num_ranks // num_shards)
+
     # Training nodes of the part.
 
     def marked(self) -> Tensor:
@@ -209,8 +216,8 @@ class ShardHome(GraphAccess):
         return self.graph().shard.rows.split("train")
 
     def own_seeds(self, part: Graph) -> Tensor:
-        """Return them by their ids in a part."""
-        seeds = self.marked()
+        """Return this rank's share of them, by their ids in a part."""
+        seeds = self.marked()[self.of_copy()]
         if have_names(part.types) and not self.boundary.sees_whole_graph:  # nodes of others stand between the own ones
             seeds, _ = Lookup(part.node_arrays["n_id"])(self.graph().ids_of_own(seeds))
         return seeds
@@ -255,6 +262,16 @@ def _check_shards(bounds: Bounds, settings: BatchSettings, boundary: Boundary) -
         check_sampler(sampler, bounds.types)
 
 
+def _check_copies(path: Path, bounds: Bounds, num_ranks: int) -> None:
+    """Refuse an exchange among ranks of which several hold the same shard."""
+    if num_ranks != bounds.num_shards:
+        raise ValueError(
+            f"boundary=Exchange() takes one rank for each shard, and {num_ranks} ranks hold the {bounds.num_shards} "
+            f"shards of {path}: start {bounds.num_shards} ranks, divide the graph into {num_ranks} shards, or take "
+            "boundary=Halo()."
+        )
+
+
 def _check_on_all_ranks(check: Callable[[], None], shard: int) -> None:
     """Check the own shard. All ranks raise or none: whose shard is right says why another is refused. Collective.
 
@@ -283,12 +300,19 @@ class ShardCosts(Costs):
     Args:
         home: Where the graph lives.
         graph: Returns the whole graph.
+        num_shards: How many shards there are.
         folder: Where rows go that take too much memory.
     """
 
-    def __init__(self, home: ShardHome, graph: Callable[[], ShardedGraph], folder: Path) -> None:
+    def __init__(self, home: ShardHome, graph: Callable[[], ShardedGraph], num_shards: int, folder: Path) -> None:
         super().__init__(home)
-        self._whole, self._folder = graph, folder
+        self._whole, self._num_shards, self._folder = graph, num_shards, folder
+
+    @property
+    def place(self) -> int:
+        """The place of the share that lies mostly in the own shard."""
+        copy, shard = divmod(self._running.rank, self._num_shards)
+        return shard * (self._running.num_ranks // self._num_shards) + copy
 
     def batch_size(self, evaluated: Evaluated, sampler: Sampler, model: ModelLayers | None) -> int:
         """Double the training batch as long as the neighbourhood of a batch fits all ranks' budgets. Collective.

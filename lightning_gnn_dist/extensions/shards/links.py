@@ -59,16 +59,18 @@ def held_of_shard(shard: Shard, links: LinkBounds, name: str) -> Held:
     return Held(edges, negatives, carried)
 
 
-def own_share(own: Held, starts: Tensor, channel: Channel) -> tuple[Held, range]:
+def own_share(own: Held, starts: Tensor, channel: Channel, copy: int, num_copies: int) -> tuple[Held, range]:
     """Return this rank's share of all held edges, and their numbers among all. Collective.
 
     Args:
         own: Those that lie with the own shard.
         starts: How many the shards before each one have, and at the end all.
         channel: The ranks that hold all shards together.
+        copy: Which of several such channels it is.
+        num_copies: How many of them there are.
     """
-    first, end = starts[channel.rank : channel.rank + 2].tolist()
-    shares = [share_of(int(starts[-1]), channel.size, rank) for rank in range(channel.size)]
+    num_ranks, (first, end) = channel.size * num_copies, starts[channel.rank : channel.rank + 2].tolist()
+    shares = [share_of(int(starts[-1]), num_ranks, shard * num_copies + copy) for shard in range(channel.size)]
     at = [slice(*(min(max(bound, first), end) - first for bound in (to.start, to.stop))) for to in shares]
 
     def exchanged(rows: Tensor) -> Tensor:

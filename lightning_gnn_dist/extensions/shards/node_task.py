@@ -29,12 +29,12 @@ class ShardNodeTask(NodeTask):
     def begin(self, *, is_fit: bool) -> None:
         home = self.home
         if is_fit:
-            num_marked = len(home.marked())
-            counts = home.count(num_marked, num_marked)
+            marked = home.marked()
+            counts = home.count(len(marked[home.of_copy()]), len(marked))
             if not home.exchanges and bool((counts == 0).any()):
                 rank = int(counts.argmin())
                 raise ValueError(
-                    f"Shard {rank} of {home.path} has no training nodes for rank {rank} of "
+                    f"Shard {rank % home.bounds.num_shards} of {home.path} has no training nodes for rank {rank} of "
                     f"{len(counts)}, which would have nothing to learn from: divide the graph by "
                     'MetisPartitioner(balance="train"), or use fewer shards or ranks.'
                 )
@@ -57,9 +57,9 @@ class ShardNodeTask(NodeTask):
     def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
         if self.home.boundary.seed_hops:
             return self._places[seeds]
-        return self.home.marked_before + torch.arange(self.home.marked().numel())
+        return self.home.marked_before + torch.arange(self.home.marked().numel())[self.home.of_copy()]
 
     def own_training(self) -> tuple[Tensor, Tensor, int]:
         home = self.home
-        own = home.marked()
+        own = home.marked()[home.of_copy()]
         return home.graph().ids_of_own(own), self.inputs_of(home.running_part(), own), home.num_marked

@@ -29,7 +29,7 @@ from lightning_gnn_dist.extensions.passes.row_table import (
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
-from lightning_gnn_dist.graph.shard import Bounds, Shard, check_ranks
+from lightning_gnn_dist.graph.shard import Bounds, Shard, TypedBounds, check_ranks
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.layers.layer_pass import FEATURES, Way, batch_of_layer, ids_of
 from lightning_gnn_dist.layers.through_layers import Layer, whole_graph_arrays
@@ -37,6 +37,47 @@ from lightning_gnn_dist.wire.channel import Channel
 
 SHARE_OF_INPUTS = 4  # the part of an evaluation's budget that input rows may take in RAM
 _BYTES_OF_AN_EDGE = 80  # while senders are sorted
+
+
+class Division:
+    """Which nodes each rank computes: those of a type in a shard are divided among all ranks that hold it.
+
+    Args:
+        types: Where the nodes of each type begin in each shard.
+        num_ranks: A multiple of the number of shards; rank ``r`` has shard ``r % num_shards``.
+    """
+
+    def __init__(self, types: TypedBounds, num_ranks: int) -> None:
+        self._num_ranks, copies = num_ranks, num_ranks // types.num_shards
+        offsets = torch.tensor(types.offsets[:-1])[:, None, None]
+        first, last = types.nodes[:, :-1, None] + offsets, types.nodes[:, 1:, None] + offsets
+        starts = first + (last - first) * torch.arange(copies) // copies
+        shard, copy = torch.arange(types.num_shards)[:, None], torch.arange(copies)
+        # In the order of ids: of which rank is each piece, and where does it begin.
+        self._ranks = (copy * types.num_shards + shard).expand(starts.shape).reshape(-1).tolist()
+        self.starts = torch.cat([starts.view(-1), torch.tensor(types.offsets[-1:])])
+        counts = torch.zeros(num_ranks, dtype=torch.int64)
+        counts.index_add_(0, torch.tensor(self._ranks), self.starts.diff())
+        if int(counts.min()) < 1:
+            shard_of = int(counts.argmin()) % types.num_shards
+            raise ValueError(
+                f"Shard {shard_of} has {int(types.nodes.diff()[:, shard_of].sum())} nodes, which {copies} ranks are to "
+                "compute: start fewer ranks, or divide the graph into fewer shards."
+            )
+
+    def nodes(self, rank: int) -> Ids:
+        """The nodes that ``rank`` computes."""
+        starts, slots = self.starts.tolist(), [slot for slot, of in enumerate(self._ranks) if of == rank]
+        pieces = [range(starts[slot], starts[slot + 1]) for slot in slots]
+        return pieces[0] if len(pieces) == 1 else torch.cat([ids_of(piece) for piece in pieces])
+
+    def by_rank(self, nodes: Tensor) -> list[Tensor]:
+        """Divide increasing nodes by the rank that computes them."""
+        pieces = nodes.split(torch.searchsorted(nodes, self.starts).diff().tolist())
+        of_ranks: list[list[Tensor]] = [[] for _ in range(self._num_ranks)]
+        for rank, piece in zip(self._ranks, pieces, strict=True):
+            of_ranks[rank].append(piece)
+        return [pieces[0] if len(pieces) == 1 else torch.cat(pieces) for pieces in of_ranks]
 
 
 def nodes_of_shards(
@@ -53,14 +94,14 @@ def nodes_of_shards(
     """
     bounds = Bounds.read(path)
     check_ranks(path, bounds, channel.size)
-    shard = Shard.open(path, channel.rank)
+    shard = Shard.open(path, channel.rank % bounds.num_shards)
     kind = bounds.types.seed_type() if seed_type is None else seed_type
     how = layers, channel, budget_bytes // SHARE_OF_INPUTS, path.resolve().parent
     return ShardNodes(shard, *how, seed_type=kind)
 
 
 class ShardNodes:
-    """The nodes of a shard, and the input rows of what sends to them.
+    """The nodes of a shard, divided among all ranks that hold it, and the input rows of what sends to them.
 
     Args:
         shard: The rank's shard.
@@ -87,8 +128,7 @@ class ShardNodes:
         self.types = shard.bounds.types
         self.offsets = self.types.offsets
         self._seed_type = self.types.node_types[0] if seed_type is None else seed_type
-        starts = self.types.nodes[:, :-1] + torch.tensor(self.offsets[:-1])[:, None]
-        self._starts = torch.cat([starts.view(-1), torch.tensor(self.offsets[-1:])])
+        self._division = Division(self.types, channel.size)
         self._budget_bytes, self._folder = budget_bytes, folder
         more = whole_graph_arrays(layers, shard.rows, shard.first_node)
         self._own = list(with_arrays(shard.rows, more).types.node_arrays.values())
@@ -98,14 +138,10 @@ class ShardNodes:
 
     def own(self, rank: int) -> Ids:
         """Return the nodes that a rank owns."""
-        starts = zip(self.offsets, self.types.nodes[:, rank : rank + 2].tolist(), strict=False)
-        pieces = [range(offset + first, offset + end) for offset, (first, end) in starts]
-        return pieces[0] if len(pieces) == 1 else torch.cat(list(map(ids_of, pieces)))
+        return self._division.nodes(rank)
 
     def by_owner(self, nodes: Tensor) -> list[Tensor]:
-        pieces = nodes.split(torch.searchsorted(nodes, self._starts).diff().tolist())  # of a type, shard after shard
-        of_ranks = [pieces[rank :: self._channel.size] for rank in range(self._channel.size)]
-        return [some[0] if len(some) == 1 else torch.cat(some) for some in of_ranks]
+        return self._division.by_rank(nodes)
 
     def senders(self, nodes: Ids) -> Tensor:
         indptr, indices = self._shard.rows.indptr, self._shard.rows.indices

@@ -21,11 +21,12 @@ from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.rng import first_words
 from lightning_gnn_dist.engine.sample import edge_types_of, graph_is_damaged
-from lightning_gnn_dist.engine.weighted import Rule, weights_of
+from lightning_gnn_dist.engine.weighted import Rule, edge_weights, weights_of
 from lightning_gnn_dist.extensions.links.negatives import Moments, has_edges
 from lightning_gnn_dist.extensions.shards.row_draws import NO_ORDER, RowRequest, draw_from_rows
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.wire.asking import Asking
 
@@ -34,7 +35,7 @@ _U = np.uint64
 Message: TypeAlias = list[Tensor]
 
 # Kinds of questions.
-DRAW, NODES, EDGES, LINKED, DEGREES = range(5)
+DRAW, ROWS, NODES, EDGES, LINKED, DEGREES = range(6)
 _WIDTHS = (torch.uint8, torch.int16, torch.int32)
 
 
@@ -146,13 +147,8 @@ class Owner:
     def answer(self, kind: int, question: Message) -> Message:
         """Return the answer to a question."""
         of_kinds: dict[int, Callable[..., Message]]
-        of_kinds = {
-            DRAW: self._draw,
-            NODES: self._nodes,
-            EDGES: self._edges,
-            LINKED: self._linked,
-            DEGREES: self._degrees,
-        }
+        of_kinds = {DRAW: self._draw, ROWS: self._whole_rows, DEGREES: self._degrees, LINKED: self._linked}
+        of_kinds |= {NODES: self._nodes, EDGES: self._edges}
         return of_kinds[kind](*question)
 
     def _draw(
@@ -195,6 +191,17 @@ class Owner:
             is_of = kinds == number
             places[is_of] = places_of(self._rows, number, positions[is_of])
         return narrow(places, int(self._types.edges.diff()[:, self._index].max()))
+
+    def _whole_rows(self, nodes: Tensor, weight: Tensor) -> Message:
+        """The degrees, the senders and weights of all edges, and where rows begin; the last two where there are any."""
+        local, name = nodes.to(torch.int64), name_of(weight) or None
+        degrees, at = self._lengths(local), edge_positions(self._rows.indptr, local)
+        found = [narrow(degrees, int(degrees.max()) if len(degrees) else 0), self._rows.indices[at]]
+        if name is not None:
+            found.append(torch.from_numpy(edge_weights(self._rows, name))[at])
+        if self._with_arrays:
+            found.append(narrow(self._rows.indptr[local], self._rows.num_edges))
+        return found
 
     def _degrees(self, rows: Tensor) -> Message:
         return [self._lengths(rows.to(torch.int64))]

@@ -8,12 +8,17 @@ The few methods that are collective say so: all ranks of a channel call them tog
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.pool import BufferPool
+from lightning_gnn_dist.engine.layer_kernels import add_column_norms
+from lightning_gnn_dist.engine.sample import csr_of, graph_is_damaged
+from lightning_gnn_dist.engine.weighted import NONE, edge_weights
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, RowCache
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Table, Tables
 from lightning_gnn_dist.extensions.shards.owner import (
@@ -21,6 +26,7 @@ from lightning_gnn_dist.extensions.shards.owner import (
     EDGES,
     LINKED,
     NODES,
+    ROWS,
     Join,
     Message,
     Owner,
@@ -32,13 +38,35 @@ from lightning_gnn_dist.extensions.shards.owner import (
     narrow,
 )
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder
-from lightning_gnn_dist.graph.rows import bytes_per_row, take_rows
+from lightning_gnn_dist.graph.rows import bytes_per_row, starts_of, take_rows
 from lightning_gnn_dist.graph.shard import Shard, TypedBounds
 from lightning_gnn_dist.sampling.turns import Result, Steps, answered
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel
 
 BYTES_OF_A_ROUND = 1 << 26  # of rows of other ranks that are asked for at once
+
+
+class FetchedRows(NamedTuple):
+    """All edges of some nodes.
+
+    Attributes:
+        starts: Where each node's edges start in ``senders`` and ``weights``, and where the last ones end.
+        senders: The senders of the edges, node after node, by their ids in the whole graph.
+        weights: The edges' weights, float32; None if none were asked for.
+        first_edges: The id of each node's first edge in the whole graph; None if it has no edge arrays.
+    """
+
+    starts: Tensor
+    senders: Tensor
+    weights: Tensor | None
+    first_edges: Tensor | None
+
+    def edge_ids(self, positions: Tensor) -> Tensor:
+        """Return the ids in the whole graph of the edges at some positions of ``senders``."""
+        assert self.first_edges is not None
+        row = torch.searchsorted(self.starts, positions, right=True) - 1
+        return self.first_edges[row] + positions - self.starts[row]
 
 
 class ShardedGraph(Tables[TypedBounds]):
@@ -101,6 +129,45 @@ class ShardedGraph(Tables[TypedBounds]):
     def answered(self, steps: Steps[Result]) -> Result:
         """Do at once what asks other ranks."""
         return answered(steps, self.ask)
+
+    def rows(self, nodes: Tensor, weight: str | None) -> Steps[FetchedRows]:
+        """Return all edges of some nodes, for samplers that look at many rows at once.
+
+        Args:
+            nodes: The nodes, in increasing order of their ids in the whole graph.
+            weight: The name of the edge array that weighs edges, or None.
+        """
+        local = self._local(nodes, self.shard.bounds.nodes)
+        (answers,) = yield [Question(ROWS, [[narrow(some, most), letters_of(weight)] for some, most in local])]
+        counts, senders = (torch.cat([answer[i] for answer in answers]) for i in (0, 1))
+        weights = None if weight is None else torch.cat([answer[2] for answer in answers])
+        firsts = None
+        if self.has_edge_arrays:
+            begins = self.shard.bounds.edges.tolist()
+            firsts = torch.cat(
+                [answer[-1].to(torch.int64) + begin for answer, begin in zip(answers, begins, strict=False)]
+            )
+        back = counts.to(torch.int64)
+        starts = starts_of(back)
+        return FetchedRows(starts, self._checked(senders), weights, firsts)
+
+    def column_norms(self, weight: str | None) -> Tensor:
+        """Return the squared norm of each column of A: float64, shape ``(num_nodes,)``. Collective.
+
+        Ranks add their rows one after the other, so that the sums are bit for bit those of a rank that has all rows.
+        """
+        own, size, index = self.shard.rows, self.channel.size, self.shard.index
+        norms = torch.zeros(self.num_nodes if index == 0 else 0, dtype=torch.float64)
+        for turn in range(max(1, 2 * size - 2)):  # once around to add, and again to tell
+            sender, receiver = turn % size, (turn + 1) % size
+            if turn == index:
+                values = NONE if weight is None else edge_weights(own, weight)
+                if not add_column_norms(csr_of(own), values, norms.numpy()):
+                    raise graph_is_damaged(own)
+            to_next = [norms if (index, rank) == (sender, receiver) else norms[:0] for rank in range(size)]
+            came = self.channel.exchange(to_next)[sender]
+            norms = came if index == receiver else norms
+        return norms
 
     def degrees(self, nodes: Tensor) -> Steps[Tensor]:
         """Return the in-degrees of some nodes, in their order."""
@@ -232,6 +299,12 @@ class ShardedGraph(Tables[TypedBounds]):
         """The shard's senders, increasing, and how many edges come from each: found when they are first needed."""
         senders, counts = self.shard.rows.indices.unique(return_counts=True)
         return senders.to(torch.int64), counts
+
+
+def union(vectors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+    """Return the distinct entries of several vectors, increasing, and the places of each vector's entries in them."""
+    distinct, inverse = torch.cat(list(vectors)).unique(return_inverse=True)
+    return distinct, inverse.split([vector.numel() for vector in vectors])
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:

@@ -1,6 +1,11 @@
 """Batches of a sharded graph: the same, bit for bit, as where every host has the graph.
 
 frontier -> its owners draw neighbours, hop by hop -> ... -> the rows of all nodes of a bulk, others' fetched once
+
+Layer-wise samplers take P = Q A, row by row: the owners of a bulk's frontier nodes send their rows, once for all
+batches of the bulk. Importances are sums of squares over the rows, and floating point sums depend on their order. So
+owners send the entries of their rows in order, and the rank that makes the batch adds them up as one host would.
+Entries take 4 bytes an edge; sums would take 12 for each sender, and the chosen edges would still have to be sent.
 """
 
 from __future__ import annotations
@@ -8,29 +13,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import DeviceStream
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.engine.kernels import Array
+from lightning_gnn_dist.engine.layer_kernels import LayerDraws, sample_layer
+from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.weighted import NONE
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource
 from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
 from lightning_gnn_dist.extensions.links.targets import FalseEnds
 from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, Names, draw_hops
 from lightning_gnn_dist.extensions.shards.links import draw_false_ends
 from lightning_gnn_dist.extensions.shards.owner import Message, Question
-from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
+from lightning_gnn_dist.extensions.shards.remote_graph import FetchedRows, ShardedGraph, union
 from lightning_gnn_dist.extensions.shards.temporal import prepare_times, sample_at_times, sample_timed, times_of_edges
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import TypeNames
+from lightning_gnn_dist.graph.memo import remembered
+from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.homes.settings import Loading
 from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.turns import Steps
 
-ShardedSampler = NeighborSampler | TemporalSampler | LinkSampler
+LayerWise = LadiesSampler | FastGCNSampler
+ShardedSampler = NeighborSampler | TemporalSampler | LayerWise | LinkSampler
 
 
 def sample_bulk(
@@ -42,6 +56,8 @@ def sample_bulk(
     """
     if isinstance(sampler, LinkSampler):
         return (yield from sampler.sample_across(Shards(graph), seeds, keys))
+    if isinstance(sampler, LadiesSampler | FastGCNSampler):
+        return (yield from sample_layer_wise(graph, sampler, seeds, keys))
     if isinstance(sampler, TemporalSampler):
         return (yield from sample_timed(graph, sampler, seeds, keys))
     growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
@@ -94,21 +110,65 @@ def check_sampler(sampler: object, types: TypeNames) -> ShardedSampler:
     if isinstance(sampler, NeighborSampler | TemporalSampler):
         sampler.of_types(types)  # refuses numbers of other types
         return sampler
+    if have_names(types):
+        raise ValueError(
+            f"A typed graph in shards is sampled by NeighborSampler or TemporalSampler, got {shown(sampler)}: choose "
+            "one of these, or give every host the whole graph."
+        )
+    if isinstance(sampler, LadiesSampler | FastGCNSampler):
+        return sampler
     raise ValueError(
-        f"A sharded graph is sampled by NeighborSampler or TemporalSampler, got {shown(sampler)}: others ask for edges "
-        "among nodes of several hosts. Choose one of these, or give every host the whole graph."
+        "A sharded graph is sampled by NeighborSampler, TemporalSampler, LadiesSampler or FastGCNSampler, got "
+        f"{shown(sampler)}: others ask for edges among nodes of several hosts. Choose one of these, or give every host "
+        "the whole graph."
     )
+
+
+def sample_layer_wise(
+    graph: ShardedGraph, sampler: LayerWise, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+) -> Steps[list[Sample]]:
+    """Draw what ``sampler`` draws from the whole graph, one sample for each batch. Collective the first time."""
+    importance = importance_of(graph, sampler)
+    batches = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
+    for hop in range(sampler.num_hops):
+        nodes, positions = union([batch.frontier for batch in batches])
+        rows = yield from graph.rows(nodes, sampler.weight)
+        values = NONE if rows.weights is None else rows.weights.numpy()
+        layers = LayerDraws(np.array(sampler.num_nodes, np.int64), values, *importance, sampler.normalize)
+        for batch, at, batch_key in zip(batches, positions, keys, strict=True):
+            _grow(batch, rows, at, key(*batch_key, hop), hop, layers)
+    return [batch.sample() for batch in batches]
+
+
+def importance_of(graph: ShardedGraph, sampler: LayerWise) -> tuple[Array, Array]:
+    """Return what :meth:`LayerSampler.importance` does for one host. Collective, the first time."""
+    if isinstance(sampler, LadiesSampler):
+        return np.empty(0), np.empty(0)
+    norms = remembered(graph, ("column norms", sampler.weight), lambda: graph.column_norms(sampler.weight).numpy())
+    return norms, remembered(graph, ("scales", sampler.weight, sampler.num_nodes), lambda: sampler.scales(norms))
+
+
+def _grow(batch: GrowingBatch, rows: FetchedRows, at: Tensor, word: np.uint64, hop: int, layers: LayerDraws) -> None:
+    """Draw a layer for the frontier of a batch; ``at`` are the places of its nodes among ``rows``."""
+    known, work, table = batch.open(rows.senders, int((rows.starts[at + 1] - rows.starts[at]).sum()))
+    csr, begin = (rows.starts.numpy(), rows.senders.numpy(), at.numpy()), len(known) - len(at)
+    found = batch.checked(sample_layer(*csr, known, begin, word, hop, layers, work, table))
+    starts = torch.from_numpy(work.starts[begin : len(known) + 1].copy())
+    edges, ids = int(starts[-1]), None
+    if rows.first_edges is not None:
+        ids = rows.edge_ids(torch.from_numpy(work.positions[:edges].copy()))
+    batch.add(found, work, starts.diff(), ids, torch.from_numpy(work.weights[:edges].copy()))
 
 
 class ShardedSource(AheadSource):
     """Makes the batches that a source of the whole graph would make.
 
     Rows of other ranks are asked for once for all nodes of a bulk, in the background where that is wished. Making a
-    source is collective with a ``TemporalSampler``; making batches is not.
+    source is collective with a ``FastGCNSampler`` or a ``TemporalSampler``; making batches is not.
 
     Args:
         graph: The graph to sample.
-        sampler: A ``NeighborSampler`` or ``TemporalSampler``, or one that samples around edges.
+        sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``, or one that samples around edges.
         loading: How batches are made.
         num_ids: Seeds must lie below this number. Default: the number of nodes.
         stream: Brings batches to a device. With None they stay in RAM.
@@ -127,8 +187,10 @@ class ShardedSource(AheadSource):
     ) -> None:
         super().__init__(graph, graph.num_nodes if num_ids is None else num_ids, loading, stream, widen)
         self._graph, self._sampler = graph, check_sampler(sampler, graph.types)
-        if isinstance(self._sampler, TemporalSampler):
-            prepare_times(graph, self._sampler.time)  # now, as all ranks are here, and not in the background
+        if isinstance(self._sampler, LayerWise):
+            importance_of(graph, self._sampler)  # now, as all ranks are here, and not in the background
+        elif isinstance(self._sampler, TemporalSampler):
+            prepare_times(graph, self._sampler.time)
 
     def _ask(self, questions: list[Question]) -> list[list[Message]]:
         return self._graph.ask(questions)

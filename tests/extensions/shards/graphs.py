@@ -28,17 +28,19 @@ class CountingGraph(ShardedGraph):
 
 
 @contextmanager
-def joined(rank: int, world_size: int) -> Iterator[Channel]:
-    """The channel to the ranks that hold the other shards."""
+def joined(rank: int, world_size: int, num_shards: int = 0) -> Iterator[Channel]:
+    """The channel to the ranks that hold other shards of as many as there are ranks, or fewer."""
     join(rank, world_size)
-    yield open_channel(world_size)
+    yield open_channel(num_shards or world_size)
     dist.destroy_process_group()
 
 
 @contextmanager
-def opened(rank: int, world_size: int, folder: str | Path, **options: Any) -> Iterator[CountingGraph]:
+def opened(
+    rank: int, world_size: int, folder: str | Path, num_shards: int = 0, **options: Any
+) -> Iterator[CountingGraph]:
     """A graph in shards as a rank has it."""
-    with joined(rank, world_size) as channel:
+    with joined(rank, world_size, num_shards) as channel:
         graph = CountingGraph(Shard.open(folder, channel.rank), channel, **options)
         yield graph
         graph.close()

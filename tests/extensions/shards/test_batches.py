@@ -17,10 +17,12 @@ from lightning_gnn_dist import (
     Correction,
     Evaluation,
     EverySteps,
+    FastGCNSampler,
     Fetch,
     Graph,
     GrappaStrategy,
     Isolated,
+    LadiesSampler,
     Launch,
     LLCGStrategy,
     Loading,
@@ -60,31 +62,44 @@ from tests.wire.test_channel import InTraining, check_stalled
 FANOUTS = [4, 3]
 
 
-def sent(rank: int, world_size: int, folder: str) -> tuple[float, float]:
+def sent(rank: int, world_size: int, folder: str, shards: int, sampler: ShardedSampler) -> tuple[float, float]:
     """Bytes that a rank sent for its batches, and what the formula says."""
     seeds, keys = [torch.arange(100 * rank, 100 * rank + 100) * 4], [BatchKey(rank, 0, 0)]
-    with opened(rank, world_size, folder) as graph:
+    with opened(rank, world_size, folder, shards) as graph:
         before = traffic.bytes_sent
         dist.barrier()  # what others ask for before this is counted would be missed
-        (batch,) = made_of(graph, NeighborSampler([10, 5]), seeds, keys)
+        (batch,) = made_of(graph, sampler, seeds, keys)
         graph.close()  # all have their answers, and who gave them has counted them
         spent = traffic.bytes_sent - before
     expanded = batch.n_id[: sum(batch.num_sampled_nodes[:-1])]
-    others = 1 - 1 / world_size  # of random nodes
+    others = 1 - 1 / shards  # of random nodes
     width = sum(batch[name][:1].numel() * batch[name].element_size() for name in ARRAYS)
     # As an asker 2 bytes for each node of the frontier and of the batch, for a shard has fewer than 32768, and as an
-    # owner the answers to the others, who ask for as much, with a byte for each row's length.
-    edges = sum(batch.num_sampled_edges)
+    # owner the answers to the others, who ask for as much, with a byte for each row's length: of layer-wise samplers,
+    # whole rows.
+    whole = int(small_graph(4000, 80_000).degrees()[expanded].sum())
+    edges = sum(batch.num_sampled_edges) if isinstance(sampler, NeighborSampler) else whole
     return spent, others * (expanded.numel() * (2 + 1) + edges * 4 + batch.num_nodes * (2 + width))
 
 
 ARRAYS = ("x", "y", "train_mask", "val_mask", "test_mask", "n_id")
 
 
-def test_what_is_sent(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sampler", "shards"),
+    [
+        (NeighborSampler([10, 5]), 4),
+        *(
+            pytest.param(*more, marks=pytest.mark.slow)
+            for more in ((NeighborSampler([10, 5]), 2), (LadiesSampler([200, 200]), 4))
+        ),
+    ],
+    ids=["one copy", "two copies", "ladies"],
+)
+def test_what_is_sent(tmp_path: Path, shards: int, sampler: ShardedSampler) -> None:
     graph = small_graph(4000, 80_000)
-    save_shards(graph, some_partition(graph, 4), tmp_path / "shares")
-    spent, formula = zip(*run_ranks(sent, 4, str(tmp_path / "shares")), strict=True)
+    save_shards(graph, some_partition(graph, shards), tmp_path / "shares")
+    spent, formula = zip(*run_ranks(sent, 4, str(tmp_path / "shares"), shards, sampler), strict=True)
     assert abs(sum(spent) / sum(formula) - 1) < 0.1
 
 
@@ -102,12 +117,14 @@ def keys_of(rank: int, bulk: int, count: int) -> list[BatchKey]:
     return [BatchKey(7 + rank, bulk, i) for i in range(count)]
 
 
-def drawn(rank: int, world_size: int, folders: list[str], sampler: ShardedSampler, cache: int) -> list[Any]:
+def drawn(
+    rank: int, world_size: int, folders: list[str], num_shards: int, sampler: ShardedSampler, cache: int
+) -> list[Any]:
     """Of each graph the contents of the batches of two bulks, and how many rows were held."""
     found = []
     with joined(rank, world_size):
         for folder in folders:
-            channel = open_channel(world_size)
+            channel = open_channel(num_shards)
             graph = CountingGraph(Shard.open(folder, channel.rank), channel, cache_bytes=cache)
             seeds = seeds_of(rank, world_size, graph.types.nodes_of(graph.types.seed_type()))
             bulks = [drawn_of(graph, sampler, seeds, keys_of(rank, bulk, len(seeds))) for bulk in range(2)]
@@ -119,13 +136,16 @@ def drawn(rank: int, world_size: int, folders: list[str], sampler: ShardedSample
     return found
 
 
-def compare(pairs: list[tuple[Graph, Graph, Partition]], sampler: ShardedSampler, cache: int, folder: Path) -> None:
+def compare(
+    pairs: list[tuple[Graph, Graph, Partition]], sampler: ShardedSampler, cache: int, folder: Path, world_size: int = 0
+) -> None:
     """Compare batches of graphs in shards with those of the same graphs whole, numbered as the shards number them."""
-    world_size = pairs[0][2].num_parts
+    num_shards = pairs[0][2].num_parts
+    world_size = world_size or num_shards
     for number, (graph, _, partition) in enumerate(pairs):
         save_shards(graph, partition, folder / str(number))
     names = [str(folder / str(number)) for number in range(len(pairs))]
-    results = run_ranks(drawn, world_size, names, sampler, cache)
+    results = run_ranks(drawn, world_size, names, num_shards, sampler, cache)
     for number, (_, whole, _) in enumerate(pairs):
         nodes = whole.types.nodes_of(whole.types.seed_type())
         for rank, of_rank in enumerate(results):
@@ -139,20 +159,27 @@ def compare(pairs: list[tuple[Graph, Graph, Partition]], sampler: ShardedSampler
 
 
 WEIGHED = {"weight": "edge_weight"}
-CASES: dict[str, tuple[int, ShardedSampler, bool, int]] = {  # shards, sampler, edge arrays, cache
-    "four": (4, NeighborSampler(FANOUTS), False, 0),
-    "cache": (3, NeighborSampler([-1, 2, 1]), True, 2000),
-    "alone": (1, NeighborSampler(FANOUTS, replace=True), True, 0),
-    "weights": (4, NeighborSampler(FANOUTS, **WEIGHED), True, 0),
+CASES: dict[str, tuple[int, int, ShardedSampler, bool, int]] = {  # ranks, shards, sampler, edge arrays, cache
+    "one copy": (4, 4, NeighborSampler(FANOUTS), False, 0),
+    "cache": (3, 3, NeighborSampler([-1, 2, 1]), True, 2000),
+    "alone": (1, 1, NeighborSampler(FANOUTS), True, 0),
+    "weights": (4, 4, NeighborSampler(FANOUTS, **WEIGHED), True, 0),
+    "ladies": (4, 4, LadiesSampler([60, 40]), False, 0),
+    "fastgcn alone": (1, 1, FastGCNSampler([90, 60]), False, 0),
+}
+SLOW: dict[str, tuple[int, int, ShardedSampler, bool, int]] = {
+    "two copies": (4, 2, NeighborSampler(FANOUTS, replace=True), True, 0),
+    "ladies twice": (4, 2, LadiesSampler([60, 40], normalize=True, **WEIGHED), True, 0),
+    "fastgcn": (3, 3, FastGCNSampler([90, 60], **WEIGHED), True, 0),
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
 def test_batches_are_those_of_the_whole_graph(tmp_path: Path, case: str) -> None:
-    shards, sampler, edge_arrays, cache = CASES[case]
+    world_size, shards, sampler, edge_arrays, cache = (CASES | SLOW)[case]
     graph = small_graph(edge_arrays=edge_arrays)
     partition = some_partition(graph, shards)
-    compare([(graph, in_order_of_parts(graph, partition), partition)], sampler, cache, tmp_path)
+    compare([(graph, in_order_of_parts(graph, partition), partition)], sampler, cache, tmp_path, world_size)
 
 
 @pytest.mark.parametrize(
@@ -211,15 +238,13 @@ def test_odd_graphs(tmp_path: Path) -> None:
     compare([pair_of(graph, 3) for graph in graphs], NeighborSampler([3, 2]), 0, tmp_path)
 
 
-def corrected(rank: int, world_size: int, folder: str) -> list[Any]:
+def corrected(rank: int, world_size: int, folder: str, sampler: ShardedSampler) -> list[Any]:
     """For bulks of one and of four: batches of a round, turns, and bytes sent."""
     found: list[Any] = []
     with joined(rank, world_size):
         for bulk_size in (1, 4):
             graph = CountingGraph(Shard.open(folder, rank), open_channel(world_size))
-            whole = GlobalBatches(
-                ShardedSource(graph, NeighborSampler(FANOUTS), Loading()), graph.split("train"), 32, 0, bulk_size
-            )
+            whole = GlobalBatches(ShardedSource(graph, sampler, Loading()), graph.split("train"), 32, 0, bulk_size)
             before = traffic.bytes_sent
             made = [contents(batch) for batch in whole.of_round(3, rank, world_size, start=2, stop=8)]
             graph.close()
@@ -227,10 +252,11 @@ def corrected(rank: int, world_size: int, folder: str) -> list[Any]:
     return found
 
 
-def test_corrections_are_made_in_bulks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampler", [NeighborSampler(FANOUTS), LadiesSampler([30, 30])], ids=["neighbor", "ladies"])
+def test_corrections_are_made_in_bulks(tmp_path: Path, sampler: ShardedSampler) -> None:
     graph = small_graph()
     save_shards(graph, some_partition(graph, 2), tmp_path / "shares")
-    for (one, turns, spent), (four, fewer, less) in run_ranks(corrected, 2, str(tmp_path / "shares")):
+    for (one, turns, spent), (four, fewer, less) in run_ranks(corrected, 2, str(tmp_path / "shares"), sampler):
         assert len(one) == 6
         check_same(four, one)
         # The first bulk goes through three exchanges, a second one through two more, each other one through one.

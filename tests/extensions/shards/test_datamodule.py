@@ -38,8 +38,8 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fit(rank: int, world_size: int, folder: str, kind: str) -> Result:
-    """With a sampler of corrections alone; all else is compared on shards of types."""
-    options = OPTIONS | {"global_batching": lgd.GlobalBatching(sampler=lgd.NeighborSampler([5, 5]))}
+    """With corrections in layers, which shards of types have not; all else is compared there."""
+    options = OPTIONS | {"global_batching": lgd.GlobalBatching(sampler=lgd.LadiesSampler([60, 60]))}
     data: pl.LightningDataModule
     if kind == "shards":
         data = lgd.PartitionedDataModule(
@@ -60,6 +60,29 @@ def test_training_on_shards_is_training_on_parts(saved: Path) -> None:
     check_alike(fit, saved)
 
 
+def evaluate(rank: int, world_size: int, folder: str) -> tuple[list[Tensor], list[Tensor]]:
+    """What each rank trains on and evaluates, where two groups of ranks have a copy each."""
+    data = lgd.PartitionedDataModule(f"{folder}/shares", **OPTIONS)
+    model, fitting = SAGE(12, 4), trainer(world_size, lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE), max_epochs=8)
+    fitting.fit(model, data)
+    model.evaluated.clear()
+    fitting.validate(model, data, verbose=False)
+    return model.trained, [ids for ids, _ in model.evaluated]
+
+
+def test_copies_divide_the_nodes_among_them(saved: Path) -> None:
+    whole = lgd.Graph.open(saved / "whole")
+    n_id = whole.node_arrays["n_id"]
+    results = run_ranks(evaluate, 4, str(saved))
+    evaluated = torch.cat([ids for _, shown in results for ids in shown])
+    assert evaluated.sort().values.tolist() == n_id[whole.split("val")].sort().values.tolist()
+    shards = [set(n_id[:240].tolist()), set(n_id[240:].tolist())]
+    trained = [set(torch.cat(seeds).tolist()) for seeds, _ in results]
+    assert trained[0] <= shards[0] and trained[2] <= shards[0] and not trained[0] & trained[2]
+    assert trained[1] <= shards[1] and trained[3] <= shards[1] and not trained[1] & trained[3]
+    assert set().union(*trained) == set(n_id[whole.split("train")].tolist())
+
+
 def start(rank: int, world_size: int, folder: str, strategy: str) -> None:
     data = lgd.PartitionedDataModule(f"{folder}/shares", **OPTIONS)
     chosen = lgd.LLCGStrategy(lgd.EverySteps(2), correction=lgd.Correction(way=strategy), **PATIENCE)  # type: ignore[arg-type]
@@ -68,7 +91,7 @@ def start(rank: int, world_size: int, folder: str, strategy: str) -> None:
 
 @pytest.mark.parametrize(
     ("num_ranks", "way", "message"),
-    [(3, "sliced", "2 shards, one for each rank, and 3 ranks cannot"), (2, "rank0", 'use way="sliced"')],
+    [(3, "sliced", "2 shards, which 3 ranks cannot hold evenly"), (2, "rank0", 'use way="sliced"')],
 )
 def test_ranks_share_shards_and_corrections(saved: Path, num_ranks: int, way: str, message: str) -> None:
     with pytest.raises(RankError, match=message):

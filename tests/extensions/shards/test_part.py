@@ -164,18 +164,19 @@ HALOS: list[Case] = [("GCN", 2, lgd.Halo(2)), ("SAGE", 3, lgd.Halo(3))]
 
 
 @pytest.mark.parametrize(
-    ("num_shards", "cases", "strategy"),
+    ("num_shards", "num_ranks", "cases", "strategy"),
     [
-        (2, HALOS, None),
-        pytest.param(2, EVERY_MODEL, None, marks=pytest.mark.slow),
-        pytest.param(4, EVERY_MODEL, None, marks=pytest.mark.slow),
-        pytest.param(4, IN_DDP, plain_ddp, marks=pytest.mark.slow),
+        (2, 2, HALOS, None),
+        pytest.param(2, 2, EVERY_MODEL, None, marks=pytest.mark.slow),
+        pytest.param(4, 4, EVERY_MODEL, None, marks=pytest.mark.slow),
+        pytest.param(4, 4, IN_DDP, plain_ddp, marks=pytest.mark.slow),
+        pytest.param(2, 4, [("GAT", 2, lgd.Halo(2))], None, marks=pytest.mark.slow),
     ],
-    ids=["halos as deep as the model", "every model", "in four shards", "under ddp"],
+    ids=["halos as deep as the model", "every model", "in four shards", "under ddp", "two copies of all shards"],
 )
-def test_nothing_is_lost(num_shards: int, cases: list[Case], strategy: Any, tmp_path: Path) -> None:
+def test_nothing_is_lost(num_shards: int, num_ranks: int, cases: list[Case], strategy: Any, tmp_path: Path) -> None:
     divided(num_shards, tmp_path)
-    check_learned(cases, run_ranks(fit, num_shards, tmp_path, cases, strategy), STEPS)
+    check_learned(cases, run_ranks(fit, num_ranks, tmp_path, cases, strategy), STEPS)
 
 
 def fit_again(
@@ -252,7 +253,14 @@ def refused(rank: int, world_size: int, folder: Path, num_layers: int, boundary:
     return ""
 
 
-def test_a_fit_that_cannot_be_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("num_ranks", "boundary", "message"),
+    [
+        (4, lgd.Exchange(), "takes one rank for each shard, and 4 ranks hold the 2 shards of"),
+        (2, lgd.Halo(bytes=10), "has no room for a single node"),
+    ],
+)
+def test_fits_that_cannot_be_are_refused(num_ranks: int, boundary: Any, message: str, tmp_path: Path) -> None:
     divided(2, tmp_path)
-    for said in run_ranks(refused, 2, tmp_path, 2, lgd.Halo(bytes=10)):
-        assert "has no room for a single node" in said
+    for said in run_ranks(refused, num_ranks, tmp_path, 2, boundary):
+        assert message in said

@@ -20,7 +20,7 @@ from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.passes import layer_pass, row_table
 from lightning_gnn_dist.extensions.passes.prediction import Prediction
-from lightning_gnn_dist.extensions.shards.nodes import ShardNodes
+from lightning_gnn_dist.extensions.shards.nodes import Division, ShardNodes
 from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.graph.shard import Bounds, Shard
 from lightning_gnn_dist.graph.typed.names import have_names
@@ -116,15 +116,15 @@ def predict(rank: int, world_size: int, folder: Path, kind: str) -> list[Tensor]
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shards", "kind"),
-    [(2, "attention"), (4, "gcn"), (1, "gcn"), (3, "ready")],
-    ids=["two", "four", "alone", "ready-made"],
+    ("world_size", "shards", "kind"),
+    [(2, 2, "sage"), (4, 4, "gcn"), (4, 2, "attention"), (1, 1, "gcn"), (3, 3, "ready")],
+    ids=["two", "one copy", "two copies", "alone", "ready-made"],
 )
-def test_layers_of_shards_are_those_of_the_whole(tmp_path: Path, shards: int, kind: str) -> None:
+def test_layers_of_shards_are_those_of_the_whole(tmp_path: Path, world_size: int, shards: int, kind: str) -> None:
     graph = weighted_graph()
     lgd.save_shards(graph, uneven(shards) if shards > 1 else some_partition(graph, 1), tmp_path / "shares")
     lgd.predict_by_layer(quiet(1), model_of(kind), graph, tmp_path / "alone.npy")
-    results = run_ranks(predict, shards, tmp_path, kind)
+    results = run_ranks(predict, world_size, tmp_path, kind)
     expected, found = np.load(tmp_path / "alone.npy"), np.load(tmp_path / "rows.npy")
     np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
     seen = torch.cat([torch.cat(rows) for rows in results])
@@ -134,15 +134,17 @@ def test_layers_of_shards_are_those_of_the_whole(tmp_path: Path, shards: int, ki
 
 
 @torch.inference_mode()
-def count(rank: int, world_size: int, folder: Path) -> tuple[float, float, int]:
+def count(rank: int, world_size: int, folder: Path, shards: int) -> tuple[float, float, int]:
     """Bytes sent for three layers, what the formula says, and exchanges."""
     dist.init_process_group("gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     row_table._COPIES_SENT, exchanges = 1 << 15, []
     exchange = Channel.exchange
     Channel.exchange = lambda self, *args: exchanges.append(0) or exchange(self, *args)  # type: ignore[func-returns-value, method-assign]
-    shard = Shard.open(folder / "shares", rank)
-    senders, first = shard.rows.indices.unique(), shard.first_node
-    halo = int(((senders < first) | (senders >= first + shard.rows.num_nodes)).sum())
+    shard = Shard.open(folder / "shares", rank % shards)
+    own = Division(shard.bounds.types, world_size).nodes(rank)
+    ends = shard.rows.indptr[[own.start - shard.first_node, own.stop - shard.first_node]].tolist()
+    senders = shard.rows.indices[slice(*ends)].unique()
+    halo = int(((senders < own.start) | (senders >= own.stop)).sum())
     before = traffic.bytes_sent
     Prediction(deep("sage"), folder / "shares", None, Work(CPU, None, True, 1 << 24), None).step(torch.zeros(1))
     spent = traffic.bytes_sent - before
@@ -151,12 +153,26 @@ def count(rank: int, world_size: int, folder: Path) -> tuple[float, float, int]:
 
 
 @pytest.mark.slow
-def test_a_halo_is_sent_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shards", [4, 2], ids=["one copy", "two copies"])
+def test_a_halo_is_sent_once(tmp_path: Path, shards: int) -> None:
     graph = small_graph(4000, 20_000)
-    lgd.save_shards(graph, some_partition(graph, 4), tmp_path / "shares")
-    spent, formula, exchanges = zip(*run_ranks(count, 4, tmp_path), strict=True)
+    lgd.save_shards(graph, some_partition(graph, shards), tmp_path / "shares")
+    spent, formula, exchanges = zip(*run_ranks(count, 4, tmp_path, shards), strict=True)
     assert abs(sum(spent) / sum(formula) - 1) < 0.1
     assert len(set(exchanges)) == 1 and exchanges[0] > 100
+
+
+def test_every_node_is_computed_once(tmp_path: Path) -> None:
+    graph = small_graph()
+    lgd.save_shards(graph, some_partition(graph, 2), tmp_path / "shares")
+    bounds = Bounds.read(tmp_path / "shares")
+    division = Division(bounds.types, 6)
+    nodes = [division.nodes(rank) for rank in range(6)]
+    assert sorted(node for own in nodes for node in own) == list(range(300))
+    for rank, own in enumerate(nodes):
+        assert bounds.nodes[rank % 2] <= own.start and own.stop <= bounds.nodes[rank % 2 + 1]
+    with pytest.raises(ValueError, match=r"Shard 0 has .* nodes, which 400 ranks are to compute"):
+        Division(bounds.types, 800)
 
 
 def test_what_keeps_nothing_is_refused(tmp_path: Path) -> None:
@@ -201,7 +217,7 @@ def test_neither_a_shard_nor_its_halo_is_held(tmp_path: Path) -> None:
 @pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_rows_of_shards(world_size: int, tmp_path: Path) -> None:
     graph = graph_of(uneven_data())
-    lgd.save_shards(graph, lgd.RandomPartitioner()(graph, world_size, seed=0), tmp_path / "shards")
+    lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 2, seed=0), tmp_path / "shards")
     depths = (3,) if world_size == 2 else (2, 4)
     names = [name for name in MODELS if name != "GraphNorm" and (world_size > 2 or name not in SLOW)]
     cases = [(name, num_layers) for name in names for num_layers in depths]

@@ -82,12 +82,12 @@ def test_negatives_are_those_of_one_host(tmp_path: Path, candidates: range) -> N
         assert turns == 2 + -(-len(candidates) // 64)  # node 0 sends to all: 2 tries, 14, then all nodes in blocks
 
 
-def shared(rank: int, world_size: int, folder: str) -> tuple[Held, range]:
+def shared(rank: int, world_size: int, folder: str, num_shards: int) -> tuple[Held, range]:
     links = Bounds.read(folder).links
     assert links is not None
-    with joined(rank, world_size) as channel:
+    with joined(rank, world_size, num_shards) as channel:
         own = held_of_shard(Shard.open(folder, channel.rank), links, "val")
-        return own_share(own, links.held["val"], channel)
+        return own_share(own, links.held["val"], channel, rank // num_shards, world_size // num_shards)
 
 
 @pytest.mark.parametrize("kind", ["true and false", "labels"])
@@ -97,9 +97,10 @@ def test_held_edges_are_shared_in_the_order_of_shards(tmp_path: Path, kind: str)
     partition.assignment[split.edges["val"][1].long()] = 0  # the second shard has no edge to validate on
     save_shards(split, partition, tmp_path / "shards")
     whole, _ = as_shards_have_it(split, partition)
-    results, first = run_ranks(shared, 2, str(tmp_path / "shards")), 0
-    for place, (held, numbers) in enumerate(results):
-        count = len(torch.arange(whole.edges["val"].shape[1]).tensor_split(2)[place])
+    results, first = run_ranks(shared, 4, str(tmp_path / "shards"), 2), 0
+    for place, rank in enumerate([0, 2, 1, 3]):  # shares lie mostly with the own shard
+        held, numbers = results[rank]
+        count = len(torch.arange(whole.edges["val"].shape[1]).tensor_split(4)[place])
         assert numbers == range(first, first + count)
         at = slice(first, first + count)
         assert is_same(held.edges.long(), whole.edges["val"][:, at])
