@@ -139,7 +139,8 @@ def write_rows(
     for rows_file in order.finish():
         places = np.load(rows_file, mmap_mode="r")
         for file in () if in_order else files:
-            if NpyFile.of(file).shape[0] == len(places):  # edges that are fewer have an order of their own
+            # Edges that are fewer than the rows are sorted later by all that they have, their ends and times.
+            if NpyFile.of(file).shape[0] == len(places):
                 _put_in_order(file, places, work.rows_at_once)
         rows_file.unlink()
     for file in files:

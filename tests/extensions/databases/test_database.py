@@ -1,6 +1,7 @@
 """Tables with keys become a graph: by hand, from both layouts, after kills, in shards, and without a look ahead."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -14,6 +15,7 @@ from lightning_gnn_dist.extensions.databases.column_encoder import ColumnEncoder
 from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from lightning_gnn_dist.graph.typed.tables import NEVER, NO_MOMENT, Feature, Tables
 from lightning_gnn_dist.prepare.tables import text as text_module
+from lightning_gnn_dist.prepare.tables.engine import Table, Work
 from lightning_gnn_dist.prepare.tables.text import hash_words
 from tests.extensions.databases.folders import FILES, MANIFEST, TASK, as_relbench, seconds, write
 from tests.extensions.shards.test_prepare_typed_shard import check_equal
@@ -338,6 +340,29 @@ def test_a_table_of_two_keys_is_edges(may_dangle: bool, tmp_path: Path) -> None:
     assert edges(graph, "order", "rev_likes", "customer") == [(0, 2), (1, 1)]
     times = graph.types.edge_arrays["customer", "likes", "order"]["time"]
     assert times.tolist() == [seconds("2024-03-09"), seconds("2024-01-30")]  # by receiver
+
+
+def test_rows_stay_in_order_where_a_join_returns_them_in_another(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As a join does that goes to the disk; an edge without a key is left out, and equal edges keep their times."""
+    likes = "who,what,since\na3,12,2024-01-30\nb7,,2024-01-30\na3,12,2024-03-09\na3,12,2024-02-01\n"
+    told = MANIFEST + "  likes: {fkeys: {who: customer, what: order}, time_col: since}\n"
+    files = FILES | {"likes.csv": likes, "database.yaml": told}
+    stream = Work.stream
+    prepared(tmp_path / "in order", files)
+
+    def backwards(self: Work, query: str, table: Table) -> Iterator[dict[str, Any]]:
+        for piece in reversed(list(stream(self, query, table))):
+            for row in reversed(range(len(piece["row"]))):
+                yield {name: cells.slice(row, 1) for name, cells in piece.items()}
+
+    monkeypatch.setattr(Work, "stream", backwards)
+    graph = prepared(tmp_path / "backwards", files)
+    assert graph.types.edge_arrays["customer", "likes", "order"]["time"].numel() == 3
+    folders = tmp_path / "in order" / "graph", tmp_path / "backwards" / "graph"
+    arrays = [{file.relative_to(each): file.read_bytes() for file in each.rglob("*.npy")} for each in folders]
+    assert arrays[0] == arrays[1]
 
 
 def test_texts_are_sums_of_what_each_word_adds(monkeypatch: pytest.MonkeyPatch) -> None:
