@@ -9,6 +9,7 @@ Lightning starts are forked, too. A test of signals, or of what a command import
 
 import atexit
 import gc
+import logging
 import multiprocessing
 import os
 import random
@@ -133,7 +134,12 @@ def become(program: str, words: list[str]) -> None:
 
 
 def stand_alone() -> None:
-    """Forget who started this process: its children, streams and warnings are its own."""
+    """Forget who started this process: its children, streams, warnings and loggers are its own."""
+    logging.getLogger().handlers.clear()
+    for name in ("lightning.pytorch", "lightning.fabric"):  # as it does where it is imported: see `quieten`
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.handlers, logger.propagate = [logging.StreamHandler()], False
     own: Any = multiprocessing.current_process()
     own._name, own._identity, own._config["daemon"] = "MainProcess", (), False
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
