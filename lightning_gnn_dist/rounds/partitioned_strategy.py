@@ -291,13 +291,13 @@ class PartitionedStrategy(DDPStrategy):
 
     def _replica(self, *, weights: bool = True, buffers: bool = False) -> Replica:
         """Return what all ranks must have alike. Steps on processors of different kinds differ in the last digits."""
-        module, tensors = self._module(), dict[str, Tensor]()
-        if weights:
-            tensors |= module.named_parameters()
-        if buffers:
-            tensors |= module.named_buffers()
-        alike = {name: each for name, each in tensors.items() if name not in self.excluded}
-        return Replica(alike, self.optimizers)
+        return Replica(self._alike(weights=weights, buffers=buffers), self.optimizers)
+
+    def _alike(self, *, weights: bool = True, buffers: bool = False) -> dict[str, Tensor]:
+        """Return the parameters, buffers or both that all ranks have, by name."""
+        named: dict[str, Tensor] = dict(self._module().named_parameters() if weights else ())
+        named |= self._module().named_buffers() if buffers else ()
+        return {name: each for name, each in named.items() if name not in self.excluded}
 
     def _forget_states(self) -> None:
         self.states: list[ReplicaState] = []  # what ranks do not have alike, in a call of the trainer

@@ -84,13 +84,12 @@ class SendsMeans(Protocol):
     def of_rounds(self) -> Reducer:
         """Return what takes the means of meetings."""
 
-    def of_steps(self, ddp: Any, parameters: Sequence[Tensor], *, overlaps: bool) -> GradientSums:
+    def of_steps(self, ddp: Any, parameters: Sequence[Tensor]) -> GradientSums:
         """Return what takes the means of gradients at every step. Collective.
 
         Args:
             ddp: torch's module, which would take them.
             parameters: Those whose gradients are averaged.
-            overlaps: Whether all of them get a gradient in each backward pass, so that some can be sent meanwhile.
         """
 
 

@@ -120,13 +120,12 @@ class RoundStrategy(PartitionedStrategy):
     # What a subclass says.
 
     def end_round(self) -> None:
-        """Exchange; called on every rank, right after the last local step of the round. Collective.
+        """Exchange; called on every rank, right after the last local step of the round."""
+        self.average_replicas()
 
-        All hooks meet: they share one exchange, and those behind the means go on from it.
-        """
+    def average_replicas(self) -> None:
+        """Let all hooks meet: they share one exchange, and those behind the means go on from it. Collective."""
         self.meeting.exchange()
-
-    average_replicas = end_round  # what a class that has another ``end_round`` calls
 
     def hooks(self, fit: Fit) -> list[MeetingHook]:
         """Return the hooks of the meetings of a fit, those that are on."""
@@ -198,8 +197,7 @@ class RoundStrategy(PartitionedStrategy):
     def configure_ddp(self) -> None:
         # Replicas start equal and exchange nothing during a round, so there is nothing to wrap.
         if self._resumed is None:  # else every rank has read its state from the checkpoint
-            named = chain(self._module().named_parameters(), self._module().named_buffers())
-            collectives.broadcast_([each.data for name, each in named if name not in self.excluded])
+            collectives.broadcast_([each.data for each in self._alike(buffers=True).values()])
 
     def on_train_start(self) -> None:
         rank_zero_info(self.pace.schedule())

@@ -131,8 +131,7 @@ class GrappaStrategy(PartitionedStrategy):
     def average_buffers(self) -> None:
         """Average the buffers, if asked for and if steps were taken since the last average. Collective."""
         if self.buffers == "average" and self._has_stepped:
-            named = self._module().named_buffers()
-            collectives.average_(each for name, each in named if name not in self.excluded)
+            collectives.average_(self._alike(weights=False, buffers=True).values())
         self._has_stepped = False
 
     def has_validated(self) -> None:
@@ -156,7 +155,7 @@ class GrappaStrategy(PartitionedStrategy):
             super().configure_ddp()
             ddp: Any = self.model
             if self.reducer is not None:
-                self._sums = self.reducer.of_steps(ddp, others, overlaps=not looks_itself)
+                self._sums = self.reducer.of_steps(ddp, others)
             elif collectives.sums_by_hosts(self.root_device):
                 self._sums = HostGradients(ddp, collectives.hosts)
             ignored = set(map(id, trained.values())).difference(map(id, others))
@@ -270,8 +269,7 @@ class GrappaStrategy(PartitionedStrategy):
         Args:
             own_are_finite: Whether those are that live with one rank each, which the others do not have.
         """
-        parameters = [each for name, each in self._module().named_parameters() if name not in self.excluded]
-        found = [(each.grad, each.requires_grad) for each in parameters if each.grad is not None]
+        found = [(each.grad, each.requires_grad) for each in self._alike().values() if each.grad is not None]
         gradients = [gradient for gradient, _ in found]
         if self._sums.is_of_ddp:  # sparse ones are counted where they are exchanged
             is_sent = [is_trained and not gradient.is_sparse for gradient, is_trained in found]

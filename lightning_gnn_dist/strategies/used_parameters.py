@@ -69,7 +69,8 @@ class UsedParameters:
         prepare([])
         for parameter in reversed([*self._names]):
             torch.autograd.backward(parameter, torch.zeros_like(parameter))
-        collectives.count_all_reduce(parameter.grad for parameter in self._names if counts)
+        if counts:
+            collectives.count_all_reduce(parameter.grad for parameter in self._names)
         for parameter in self._names:
             parameter.grad = None
 

@@ -38,7 +38,7 @@ class Rounded:
         """Return what takes the means of meetings."""
         return Means(self.bits)
 
-    def of_steps(self, ddp: Any, parameters: Sequence[Tensor], *, overlaps: bool) -> GradientSums:
+    def of_steps(self, ddp: Any, parameters: Sequence[Tensor]) -> GradientSums:
         """Return what takes the means of gradients at every step, in the place of ``ddp``. Collective."""
         return RoundedGradients(ddp, parameters, self.bits)
 
@@ -63,7 +63,7 @@ class Overlapped:
         """Return what takes the means of meetings."""
         return Means(self.bits, overlap=True)
 
-    def of_steps(self, ddp: Any, parameters: Sequence[Tensor], *, overlaps: bool) -> GradientSums:
+    def of_steps(self, ddp: Any, parameters: Sequence[Tensor]) -> GradientSums:
         """Refuse: gradients of a step are needed in it."""
         raise ValueError(
             f"reducer={self!r} lets the mean of a round travel while the next one trains, and a step needs its "
