@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch_geometric.nn import GATConv, GCNConv, GINConv
 
-import lightning_gnn_dist
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.graph.storage.mapped import all_maps, libc
 from lightning_gnn_dist.partition.cache import cached_partition
@@ -101,8 +100,8 @@ def gather_into_large_pages() -> None:
                 libc().madvise(page, PAGE_BYTES, COLLAPSE)
 
 
-for name in lightning_gnn_dist.__all__:  # type: ignore[attr-defined]
-    getattr(lightning_gnn_dist, name)
+for name in lgd.__all__:  # type: ignore[attr-defined]
+    getattr(lgd, name)
 quieten()
 work = (write_code_of_layers, train_on_a_part, make_batches_of_all_kinds, *([fit] if TRAINS else []))
 with ThreadPoolExecutor(1) as thread:

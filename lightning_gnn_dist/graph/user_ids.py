@@ -21,11 +21,8 @@ from lightning_gnn_dist.graph.storage.store import IDS, check_unchanged
 Ids = NDArray[Any]
 _AT_ONCE = 1 << 20  # ids that are compared together
 Columns = Callable[[int, Ids], dict[str, Ids]]  # of some rows of a table, given the number of the first
-CLASSES, CATEGORIES, OWN = (
-    ".classes",
-    ".categories",
-    ".own",
-)  # suffixes of what lies beside the ids of a type: names, columns
+# Suffixes of what lies beside the ids of a type: two files of names, and a folder of columns.
+CLASSES, CATEGORIES, OWN = ".classes", ".categories", ".own"
 WITHOUT_IDS = (
     "has no such ids of nodes: `prepare` keeps them where it reads nodes from a table. Prepare the graph anew if an "
     "older release has made it; of a split or of shards, name the graph that these were made of."

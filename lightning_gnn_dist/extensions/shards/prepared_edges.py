@@ -15,10 +15,10 @@ from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.engine.rng import mix
 from lightning_gnn_dist.extensions.shards.prepared_nodes import ShardPart
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
+from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.prepare.files.arrays import GrowingArrays, Progress, entries
-from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, edge_files
+from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, edge_files, turn_two_edges
 from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, edges_at_once, words_of
 from lightning_gnn_dist.prepare.steps.journal import Journal
 from lightning_gnn_dist.prepare.steps.nodes import Part
@@ -87,6 +87,5 @@ class ShardEdges(EdgeSorting):
             seen += sender.size
             progress(seen / max(files.num_edges, 1))
         arrays.finish()
-        if NpyFile.of(file := folder / "edge_index.npy").shape[0] == 2:  # two rows: taken for the two ends
-            save(file, np.ascontiguousarray(np.load(file).T))
+        turn_two_edges(folder / "edge_index.npy")
         return counts.tolist(), sums.tobytes().hex()

@@ -12,7 +12,7 @@ import torch
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
+from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.storage.store import check_unchanged
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
 from lightning_gnn_dist.prepare.files.arrays import (
@@ -159,6 +159,12 @@ def _ends(file: Entry) -> NpyFile:
     if len(array.shape) != 2 or 2 not in array.shape or array.dtype.kind not in "iu":
         raise ValueError(f"{array.path} must hold integers of shape (2, E) or (E, 2), got {array.dtype} {array.shape}.")
     return array
+
+
+def turn_two_edges(file: Path) -> None:
+    """Write an array of two edges with a row for each end, as its two rows would be taken for that."""
+    if NpyFile.of(file).shape[0] == 2:
+        save(file, np.ascontiguousarray(np.load(file).T))
 
 
 def count_edges(file: NpyFile | Path) -> int:

@@ -364,10 +364,8 @@ class Columns:
 
     def _label(self, name: str, cells: Cells, kind: str, width: int) -> None:
         """Whole numbers, numbers, or words, which get numbers in their order. An empty cell is no label."""
-        real, are_words = (
-            FLOAT if cells.type in ("FLOAT", "FLOAT[]") else DOUBLE,
-            cells.is_text and self._table.is_typed,
-        )
+        real = FLOAT if cells.type in ("FLOAT", "FLOAT[]") else DOUBLE
+        are_words = cells.is_text and self._table.is_typed
         if kind == "list":
             entries = LONG if cells.type.removesuffix("[]") in WHOLE else real
             self.made.append(Made("y", entries, cells.name, width))

@@ -272,9 +272,8 @@ class Work:
         told = ["count(*) FILTER (seen)"]
         for at in range(len(names)):
             told += [sql.format(**{form: f"{form}{at}" for form in FORMS}) for sql in asked.values()]
-        self.run(
-            f"SET threads = {1 if 'mean' in asked else self._threads}"
-        )  # sums by one thread are the same every time
+        # Sums by one thread are the same every time.
+        self.run(f"SET threads = {1 if 'mean' in asked else self._threads}")
         num_rows, *found = self.look(replace(table, name=rows), ", ".join(told))
         self.run(f"SET threads = {self._threads}")
         cells = iter(found)

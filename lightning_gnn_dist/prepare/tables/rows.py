@@ -15,7 +15,7 @@ import numpy as np
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.prepare.files.arrays import Carried, GrowingArrays, RowFiles
-from lightning_gnn_dist.prepare.files.inputs import EdgeFiles
+from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, turn_two_edges
 from lightning_gnn_dist.prepare.tables.engine import OF_KEYS, ROW, WHOLE, Cells, Table, Work, numpy_of, quoted
 
 LONG = np.dtype(np.int64)
@@ -144,8 +144,8 @@ def write_rows(
                 _put_in_order(file, places, work.rows_at_once)
         rows_file.unlink()
     for file in files:
-        if file.stem == EDGES and NpyFile.of(file).shape[0] == 2:  # two edges would be taken for two rows of ends
-            save(file, np.ascontiguousarray(np.load(file).T))
+        if file.stem == EDGES:
+            turn_two_edges(file)
         flush(file)
 
 
