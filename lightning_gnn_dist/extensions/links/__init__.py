@@ -7,7 +7,7 @@ leaks.py            what is refused of held edges, and of what edges carry
 link_datamodule.py  the data module; task.py is its ``Task``, answers.py that of what a database recommends
 link_sampler.py     a ``Sampler`` that draws around both ends; targets.py has their table, negatives.py the false ends
 link_ranking.py     metrics of ranks among false edges; recommending.py a head, and its metric, of all receivers
-best_links.py       the best receivers of some nodes: search.py shares the work, ranking.py and scoring.py do it
+best_links.py       the best receivers of some nodes: search.py shares the work; scoring.py, best.py do it
 
 It needs ``temporal``, by whose times edges are split. Links in shards stand with these.
 """

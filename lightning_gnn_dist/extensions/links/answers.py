@@ -17,8 +17,8 @@ from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.task import Judged
+from lightning_gnn_dist.extensions.links.best import NONE
 from lightning_gnn_dist.extensions.links.link_sampler import RootSampler
-from lightning_gnn_dist.extensions.links.ranking import NONE
 from lightning_gnn_dist.extensions.links.targets import edges_at
 from lightning_gnn_dist.extensions.links.task import AskedEdges, WholeEdges, check_held_back
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, check_event_samplers

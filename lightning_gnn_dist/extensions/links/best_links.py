@@ -19,13 +19,13 @@ from lightning_gnn_dist.checks import (
     check_true_or_false,
 )
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
-from lightning_gnn_dist.extensions.links.ranking import LeftOut
-from lightning_gnn_dist.extensions.links.scoring import Score
-from lightning_gnn_dist.extensions.links.search import BestLinks, Links, LinkSearch
+from lightning_gnn_dist.extensions.links.scoring import LeftOut, Links, Score
+from lightning_gnn_dist.extensions.links.search import BestLinks, LinkSearch
 from lightning_gnn_dist.extensions.passes.prediction import check_budget, check_options, predict_once
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.shard import Bounds, holds_shards
 from lightning_gnn_dist.graph.storage.parquet_rows import check_ids_of, check_no_file, check_rows_file
+from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.homes.run import BUDGET_BYTES, type_of_model
 from lightning_gnn_dist.layers.model_layers import layers_of_model
 from lightning_gnn_dist.layers.through_layers import has_layers, layers_in
@@ -75,11 +75,14 @@ def best_links(
         ids_of: For a table, the prepared graph whose ids nodes have: the one that was split. Default: the graph.
         options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
-    _check_run(trainer, model, budget_bytes, options)
+    check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
+    check_budget(budget_bytes)
+    check_options("best_links", options)
     check_true_or_false(overwrite=overwrite)
     check_at_least(1, k=k)
     check_choice("score", score, Score)
-    links = links_of(split, leave_out)
+    links = _links_of(split, leave_out)
+    _check_ranks(model, links.types)
     file = None if path is None else check_rows_file("path", path)
     named_by = check_ids_of(file, ids_of)
     if file is not None:
@@ -92,14 +95,7 @@ def best_links(
     return search.found
 
 
-def _check_run(trainer: Trainer, model: LightningModule, budget_bytes: int | None, options: dict[str, Any]) -> None:
-    check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
-    check_ranks(model)
-    check_budget(budget_bytes)
-    check_options("best_links", options)
-
-
-def check_ranks(model: LightningModule) -> None:
+def _check_ranks(model: LightningModule, types: TypeNames) -> None:
     """Refuse a model whose rows of all nodes cannot be computed."""
     check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
     if has_layers(model):
@@ -110,14 +106,21 @@ def check_ranks(model: LightningModule) -> None:
             "are computed layer by layer. Let layers() return one function for each layer, and forward() score the "
             "rows of through_layers(self, batch)."
         )
+    elif have_names(types):
+        raise TypeError(
+            f"model: {type(model).__name__} has no method layers(), and a model of PyG's in it takes no types: let "
+            "layers() return one function for each layer."
+        )
 
 
-def links_of(split: LinkSplit | str | Path, names: Sequence[LeftOut]) -> Links:
+def _links_of(split: LinkSplit | str | Path, leave_out: Sequence[LeftOut]) -> Links:
     """Return between which nodes links are, and which pairs are left out.
 
     Events are refused, which nodes have no rows of their own for.
     """
-    leave_out = _checked_names(names)
+    check_list("leave_out", leave_out, '["edges", "self"]')
+    for name in leave_out:
+        check_choice("leave_out", name, LeftOut)
     check_instance("split", split, LinkSplit | str | Path, "split_edges(graph), or the path of a saved split or shards")
     if isinstance(split, str | Path) and holds_shards(path := check_path("split", split)):
         bounds = Bounds.read(path)
@@ -127,22 +130,13 @@ def links_of(split: LinkSplit | str | Path, names: Sequence[LeftOut]) -> Links:
             raise ValueError(
                 f"leave_out: of shards no rank has all {held[0]} edges: leave {held[0]!r} out, or give the whole split."
             )
-        found = Links(path, None, bounds.types, bounds.links.edge_type, leave_out)
-        time = bounds.links.time
+        time, found = bounds.links.time, Links(path, None, bounds.types, bounds.links.edge_type, tuple(leave_out))
     else:
         whole = split if isinstance(split, LinkSplit) else LinkSplit.open(check_path("split", split))
-        found, time = Links(whole.graph, whole, whole.graph.types, whole.edge_type, leave_out), whole.time
+        time, found = whole.time, Links(whole.graph, whole, whole.graph.types, whole.edge_type, tuple(leave_out))
     if time is not None:
         raise ValueError(
             f"split: of a split by time ({time}) a node has rows at the times of its events, and none of its own that "
             "could be ranked: score events by trainer.test(...)."
         )
     return found
-
-
-def _checked_names(leave_out: object) -> tuple[LeftOut, ...]:
-    check_list("leave_out", leave_out, '["edges", "self"]')
-    assert isinstance(leave_out, list | tuple)
-    for name in leave_out:
-        check_choice("leave_out", name, LeftOut)
-    return tuple(leave_out)

@@ -25,13 +25,14 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import dim_zero_cat
 
 from lightning_gnn_dist.checks import check_at_least
-from lightning_gnn_dist.extensions.links.ranking import Best
+from lightning_gnn_dist.extensions.links.best import Best
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.layers.choice import share_of
 from lightning_gnn_dist.wire.collectives import rank, world_size
 
 _AT_ONCE = 1 << 24  # scores
+_PARTS = ("rows", "ids", "times")
 
 
 class Said(NamedTuple):
@@ -141,6 +142,7 @@ class MeanAveragePrecision(Metric):
 
     higher_is_better = True
     full_state_update = False
+    right: list[Tensor]
 
     def __init__(self, answers: tuple[str, str, str], k: int) -> None:
         super().__init__()
@@ -149,7 +151,7 @@ class MeanAveragePrecision(Metric):
         self.questions: Tensor | None = None
         self.best: Best | None = None
         for name in ("asked", "known"):
-            for part in ("rows", "ids", "times"):
+            for part in _PARTS:
                 self.add_state(f"{name}_{part}", [], dist_reduce_fx="cat")
         self.add_state("right", [], dist_reduce_fx="cat")
 
@@ -157,52 +159,37 @@ class MeanAveragePrecision(Metric):
         """Add the rows of a batch's questions and receivers."""
         store = batch[self.answers]
         for name, rows, kind in zip(("asked", "known"), said, self.answers[::2], strict=True):
-            nodes = batch[kind]
-            self._add(f"{name}_rows", rows.detach())
-            self._add(f"{name}_ids", nodes.n_id[: len(rows)])
-            self._add(f"{name}_times", store.seed_time[nodes.batch[: len(rows)]])
-        self._add("right", store.edge_label_answers.T)
-
-    def _add(self, name: str, rows: Tensor) -> None:
-        getattr(self, name).append(rows.contiguous())
-
-    def _all(self, name: str) -> Tensor:
-        found: Tensor = dim_zero_cat(getattr(self, name))
-        return found
+            nodes, count = batch[kind], len(rows)
+            of_parts = rows.detach(), nodes.n_id[:count], store.seed_time[nodes.batch[:count]]
+            for part, found in zip(_PARTS, of_parts, strict=True):
+                getattr(self, f"{name}_{part}").append(found.contiguous())
+        self.right.append(store.edge_label_answers.T.contiguous())
 
     def compute(self) -> Tensor:
-        asked, known = (
-            _sorted(*(self._all(f"{name}_{part}") for part in ("ids", "rows", "times"))) for name in ("asked", "known")
-        )
-        best = Best.none(len(asked.ids), self.k, known.rows[:0])
-        for time in asked.times.unique():
-            at, of_time = (asked.times == time).nonzero().view(-1), known.times == time
-            ids, rows = known.ids[of_time], known.rows[of_time]
+        (asked, questions, asked_at), (known, receivers, known_at) = map(self._sorted, ("asked", "known"))
+        best = Best.none(len(questions), self.k, known[:0])
+        for time in asked_at.unique():
+            at, of_time = (asked_at == time).nonzero().view(-1), known_at == time
+            ids, rows = receivers[of_time], known[of_time]
             for some in at.split(max(1, _AT_ONCE // max(1, len(ids)))):
-                found = Best.none(len(some), self.k, rows[:0]).or_better(ids, asked.rows[some] @ rows.T)
+                found = Best.none(len(some), self.k, rows[:0]).or_better(ids, asked[some] @ rows.T)
                 best.ids[some], best.scores[some] = found
-        self.questions, self.best = asked.ids, best
-        return average_precision(asked.ids, best.ids, self._all("right"))
+        self.questions, self.best = questions, best
+        return average_precision(questions, best.ids, dim_zero_cat(self.right))
+
+    def _sorted(self, name: str) -> list[Tensor]:
+        """Rows, ids and times, in the order of the ids, which decides between equal scores."""
+        found = [dim_zero_cat(getattr(self, f"{name}_{part}")) for part in _PARTS]
+        order = found[1].argsort(stable=True)
+        return [array[order] for array in found]
 
     def own_share(self) -> Recommended:
         """Return what is recommended to this rank's share of the questions. Collective."""
         self.compute()
         assert self.questions is not None and self.best is not None
         share = share_of(len(self.questions), world_size(), rank())
-        some = slice(share.start, share.stop)
-        return Recommended(self.questions[some], *self.best.of(some))
-
-
-class _Rows(NamedTuple):
-    ids: Tensor
-    rows: Tensor
-    times: Tensor
-
-
-def _sorted(ids: Tensor, rows: Tensor, times: Tensor) -> _Rows:
-    """Rows in the order of their ids, which decides between equal scores."""
-    order = ids.argsort(stable=True)
-    return _Rows(ids[order], rows[order], times[order])
+        found = (array[share.start : share.stop] for array in (self.questions, *self.best))
+        return Recommended(*found)
 
 
 def average_precision(questions: Tensor, found: Tensor, right: Tensor) -> Tensor:

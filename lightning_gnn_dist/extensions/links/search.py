@@ -2,7 +2,7 @@
 
     rows of all nodes, one layer after the other, each rank those of its own
     -> senders in blocks: their rows are sent to all ranks
-    -> each rank scores its own receivers, chunk by chunk, and keeps the best of each sender
+    -> each rank scores its own receivers, chunk by chunk, without links, and keeps the best of each sender
     -> ranks put these together, each for its share of the block
 
 No rank holds more scores than those of a block with a chunk.
@@ -10,6 +10,7 @@ No rank holds more scores than those of a block with a chunk.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,27 +23,25 @@ from torch import Tensor
 
 from lightning_gnn_dist.callbacks.shared_rows import SharedRows
 from lightning_gnn_dist.checks import in_megabytes
-from lightning_gnn_dist.extensions.links.edges import LinkEnds, ends_of
-from lightning_gnn_dist.extensions.links.link_split import LinkSplit
-from lightning_gnn_dist.extensions.links.ranking import Found, Known, LeftOut, Nodes, Ranking, held_links
-from lightning_gnn_dist.extensions.links.scoring import Asked, Score, bytes_of_pair, scorer_of
+from lightning_gnn_dist.extensions.links.best import Best
+from lightning_gnn_dist.extensions.links.scoring import ByModel, Ends, Links, Score, Scorer, by_rows
 from lightning_gnn_dist.extensions.passes.forecast import bytes_there
-from lightning_gnn_dist.extensions.passes.prediction import AllNodes, OwnNodes, all_nodes
+from lightning_gnn_dist.extensions.passes.prediction import all_nodes
 from lightning_gnn_dist.extensions.passes.row_table import RowTable, ids_by_type
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import Lookup
-from lightning_gnn_dist.graph.shard import TypedBounds
+from lightning_gnn_dist.graph.rows import Lookup, degrees_of, row_pieces
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
-from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.graph.user_ids import Ids, ids_for, named
+from lightning_gnn_dist.graph.user_ids import Columns, Ids, ids_for, named
+from lightning_gnn_dist.layers.choice import share_of
 from lightning_gnn_dist.layers.layer_pass import LayerNodes, Work, ids_of
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_of_model
+from lightning_gnn_dist.layers.through_layers import COPIES
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 _OF_THE_BUDGET = 0.4  # scores of a block with a chunk; rows of all nodes take a part of the rest
 _AT_ONCE = 4096  # senders of a block at most, and receivers of a chunk if blocks of fewer senders leave room for them
+_WORK = 24  # bytes of a pair beside its score: what is sorted, and where it stands
 
 
 @dataclass(frozen=True)
@@ -58,36 +57,6 @@ class BestLinks:
     senders: Tensor
     receivers: Tensor
     scores: Tensor
-
-
-@dataclass(frozen=True)
-class Links:
-    """Links between nodes of given types.
-
-    Attributes:
-        where: The graph, or the folder of its shards.
-        split: The split, if every host has it.
-        types: The types of the graph.
-        edge_type: The type of the links, if the graph has types.
-        leave_out: Which pairs are not proposed.
-    """
-
-    where: Graph | Path
-    split: LinkSplit | None
-    types: GraphTypes | TypedBounds
-    edge_type: EdgeType | None
-    leave_out: tuple[LeftOut, ...]
-
-    @property
-    def ends(self) -> LinkEnds:
-        """The nodes that they may be between."""
-        return ends_of(self.types, self.edge_type)
-
-    @property
-    def kinds(self) -> tuple[int, int]:
-        """The numbers of the types of senders and receivers."""
-        names = self.types.node_types
-        return (0, 0) if self.edge_type is None else (names.index(self.edge_type[0]), names.index(self.edge_type[2]))
 
 
 @dataclass
@@ -122,106 +91,35 @@ class LinkSearch:
 
     def step(self, batch: Tensor) -> Tensor:
         """Take the place of the module's ``predict_step``."""
-        model = layers_that_rank(self.module, self.links.types)
+        model = layers_of_model(self.module)
+        assert model is not None
         channel, undo = open_channel(collectives.world_size(), self.module.device), model.let_answer()
         try:
-            ranking, senders, places = self.ranking(model, channel)
-            self._keep(ranking, ranking.blocks(senders, places, *self.sizes(ranking, len(self.asked))))
+            ranking = Ranking(self, model, channel)
+            if self.path is None:
+                self._keep(ranking)
+            else:
+                self._write(ranking, self.path)
         finally:
             undo()
             channel.close()
         return batch
 
-    def ranking(self, model: ModelLayers, channel: Channel) -> tuple[Ranking, Nodes, Tensor]:
-        """Compute all rows; return what ranks, the senders, and where they stand among those asked for. Collective."""
-        sending, receiving = self.links.kinds
-        seed_type = self.links.types.node_types[receiving]
-        of_all = all_nodes(self.links.where, model.layers, channel, self.budget_bytes, seed_type)
-        own = [ids_of(nodes) for nodes in ids_by_type(of_all.own, of_all.nodes.offsets)]
-        senders, places = self._senders(of_all.nodes, own[sending], channel)
-        asked = Asked(of_all.nodes.names_in_batches, self.links.types.node_types, self.links.edge_type)
-        receivers = _in_order(of_all.nodes.ids_in_type(receiving, own[receiving]), own[receiving])
-        ranking = Ranking(
-            channel,
-            of_all.nodes.by_owner,
-            *self._rows(model, channel, of_all, senders.nodes),
-            receivers,
-            self._known(of_all.nodes),
-            scorer_of(self.score, self.module, model, asked),
-            min(self.k, len(self.links.ends.receivers)),
-            self.module.device,
-            in_place=bool((receivers.nodes.diff() == 1).all()),
-        )
-        return ranking, senders, places
+    def _keep(self, ranking: Ranking) -> None:
+        parts = [(self.asked[:0], ranking.none(0)), *ranking.blocks()]
+        places, order = torch.cat([of for of, _ in parts]).sort()
+        ids, scores = (torch.cat(arrays).cpu()[order] for arrays in zip(*(best for _, best in parts), strict=True))
+        self.found = BestLinks(self.asked[places], ids, scores)
 
-    def _senders(self, nodes: OwnNodes, own: Tensor, channel: Channel) -> tuple[Nodes, Tensor]:
-        """Return the senders in the order of the graph, and where they stand among those asked for. Collective."""
-        places, is_asked = Lookup(self.asked)(nodes.ids_in_type(self.links.kinds[0], own))
-        found = torch.cat(channel.exchange([torch.stack([own[is_asked], places], 1)] * channel.size))
-        ids, places = found[found[:, 0].argsort()].unbind(1)
-        return Nodes(ids.contiguous(), self.asked[places]), places
-
-    def _rows(
-        self, model: ModelLayers, channel: Channel, of_all: AllNodes, senders: Tensor
-    ) -> tuple[RowTable, RowTable]:
-        """Compute the rows of own nodes that may be senders, and receivers. Collective."""
-        how, (sending, receiving) = (self.budget_bytes, self.bytes_there), self.links.kinds
-        work = of_all.passed(channel, model.norm, Work(self.module.device, self.dtype, True, *how))
-        planned = work.plan_of_own(of_all.own, len(model.layers), receiving)
-        own = planned[-1].nodes
-        if sending != receiving:
-            asked = of_all.nodes.by_owner(senders)[channel.rank]
-            own = torch.cat([asked, ids_of(own)]).sort().values
-        none = torch.empty(0, dtype=torch.int64)
-        last = LayerNodes(own, none, [none] * channel.size, own)  # no rank needs rows of another here
-        tables = work.rows(model.layers, [*planned[:-1], last]).of_types
-        of_senders, of_receivers = tables[sending], tables[receiving]
-        if of_senders is None or of_receivers is None:
-            name = self.links.types.node_types[sending if of_senders is None else receiving]
-            raise TypeError(f"The last layer of layers() returned no rows of the type {name!r}, an end of links.")
-        return of_senders, of_receivers
-
-    def _known(self, nodes: OwnNodes) -> Known:
-        ends, split, names = self.links.ends, self.links.split, self.links.leave_out
-        held = torch.empty((2, 0), dtype=torch.int64) if split is None else held_links(split, ends, names)
-        number = None if self.links.edge_type is None else ends.target_type.number
-        has_self = "self" in names and len(set(self.links.kinds)) == 1
-        return Known(nodes.rows, nodes.rows_at, number, held, "edges" in names, has_self)
-
-    def sizes(self, ranking: Ranking, num_senders: int) -> tuple[int, int]:
-        """Return how many senders a block has, and receivers a chunk of it, as memory allows. Collective."""
-        num_receivers = len(self.links.ends.receivers)
-        row = ranking.receivers.like.new_empty(ranking.receivers.like.shape[1:])
-        there = bytes_there(self.bytes_there, self.module.device)
-        own, channel = torch.tensor([min(self.budget_bytes, there or self.budget_bytes)]), ranking.channel
-        may_take = int(_OF_THE_BUDGET * int(torch.cat(channel.exchange([own] * channel.size)).min()))
-        per_pair = bytes_of_pair(self.score, row)
-        pairs, rows, kept = (may_take // each for each in (per_pair, 4 * row.nbytes, 64 * ranking.k * channel.size))
-        at_once = max(1, min(num_senders, _AT_ONCE, pairs // min(_AT_ONCE, num_receivers), rows, kept))
-        chunk = max(1, min(num_receivers, pairs // at_once, rows))
-        rank_zero_info(
-            f"The best {ranking.k} of {num_receivers:,} receivers for {num_senders:,} senders: {at_once:,} senders are "
-            f"scored with {chunk:,} receivers at a time, in {in_megabytes(at_once * chunk * per_pair)}."
-        )
-        return at_once, chunk
-
-    def _keep(self, ranking: Ranking, blocks: Iterator[Found]) -> None:
-        """Write what is found, ``k`` rows for each sender, of -1 where it has fewer, or keep it. Collective."""
-        if self.path is None:
-            parts = [Found(self.asked[:0], ranking.none(0)), *blocks]
-            places, order = torch.cat([part.places for part in parts]).sort()
-            ids, scores = (
-                torch.cat(arrays).cpu()[order] for arrays in zip(*(part.best for part in parts), strict=True)
-            )
-            self.found = BestLinks(self.asked[places], ids, scores)
-            return
+    def _write(self, ranking: Ranking, path: Path) -> None:
+        """Write ``k`` rows for each sender, of -1 where it has fewer. Collective."""
         score = ranking.none(0).scores.cpu().numpy().dtype
         row = np.dtype([("sender", np.int64), ("receiver", np.int64), ("score", score)])
-        how = len(self.asked) * ranking.k, self.module.device, "best_links", self._columns(self.path)
-        file = SharedRows(self.path, *how)
+        columns = [self._columns()] if path.suffix in TABLES else []
+        file = SharedRows(path, len(self.asked) * ranking.k, self.module.device, "best_links", *columns)
         try:
             file.open(np.empty(0, row))
-            for places, best in blocks:
+            for places, best in ranking.blocks():
                 rows = np.empty((len(places), ranking.k), row)
                 rows["sender"] = self.asked[places].numpy()[:, None]
                 rows["receiver"], rows["score"] = best.ids.cpu().numpy(), best.scores.cpu().numpy()
@@ -231,46 +129,170 @@ class LinkSearch:
         finally:
             file.discard()
 
-    def _columns(self, path: Path) -> LinkColumns:
-        """Return how a table names the nodes."""
-        if path.suffix not in TABLES:
-            return LinkColumns()
-        graph = self.links.where.path if isinstance(self.links.where, Graph) else None
-        ends, names = self.links.ends, [self.links.types.node_types[kind] for kind in self.links.kinds]
-        nodes = zip(names, (ends.senders, ends.receivers), strict=True)
-        return LinkColumns(*(ids_for(self.ids_of, graph, name, len(of_type)) for name, of_type in nodes))
+    def _columns(self) -> Columns:
+        """Return the columns of a table, which has no receivers that are not there, by the users' ids of nodes."""
+        links, graph = self.links, self.links.where.path if isinstance(self.links.where, Graph) else None
+        of_ends = [
+            ids_for(self.ids_of, graph, links.types.node_types[kind], len(nodes))
+            for kind, nodes in zip(links.kinds, links.ends[:2], strict=True)
+        ]
+
+        def columns(first: int, rows: Ids) -> dict[str, Ids]:
+            rows = rows[rows["receiver"] >= 0]
+            found = {name: named(rows[name], ids) for name, ids in zip(("sender", "receiver"), of_ends, strict=True)}
+            return found | {"score": rows["score"]}
+
+        return columns
 
 
-def layers_that_rank(module: LightningModule, types: TypeNames) -> ModelLayers:
-    """Return the layers of a model by whose rows links are scored."""
-    model = layers_of_model(module)
-    assert model is not None
-    if model.is_found and have_names(types):
-        raise TypeError(
-            f"model: {type(module).__name__} has no method layers(), and a model of PyG's in it takes no types: let "
-            "layers() return one function for each layer."
-        )
-    return model
+class Ranking:
+    """What a rank ranks: the rows of its senders and of its receivers. To construct it is collective.
 
-
-def _in_order(ids: Tensor, nodes: Tensor) -> Nodes:
-    order = ids.argsort()
-    return Nodes(nodes[order], ids[order])
-
-
-@dataclass(frozen=True)
-class LinkColumns:
-    """The columns of a table of links, which has no receivers that are not there.
+    Args:
+        search: What is looked for.
+        model: The layers that compute rows.
+        channel: The ranks.
 
     Attributes:
-        of_senders: The users' ids of all nodes that may send; None where nobody knows them.
-        of_receivers: Those of all that may receive.
+        k: How many receivers to find for each sender.
     """
 
-    of_senders: Ids | None = None
-    of_receivers: Ids | None = None
+    def __init__(self, search: LinkSearch, model: ModelLayers, channel: Channel) -> None:
+        links, self._search, self._channel = search.links, search, channel
+        sending, receiving = links.kinds
+        types, self._device = links.types.node_types, search.module.device
+        self.k = min(search.k, len(links.ends.receivers))
+        of_all = all_nodes(links.where, model.layers, channel, search.budget_bytes, types[receiving])
+        self._nodes = of_all.nodes
+        own = [ids_of(ids) for ids in ids_by_type(of_all.own, of_all.nodes.offsets)]
 
-    def __call__(self, first: int, rows: Ids) -> dict[str, Ids]:
-        rows = rows[rows["receiver"] >= 0]
-        ends = named(rows["sender"], self.of_senders), named(rows["receiver"], self.of_receivers)
-        return {"sender": ends[0], "receiver": ends[1], "score": rows["score"]}
+        places, is_asked = Lookup(search.asked)(self._nodes.ids_in_type(sending, own[sending]))
+        found = torch.cat(channel.exchange([torch.stack([own[sending][is_asked], places], 1)] * channel.size))
+        self._asked, self._places = found[found[:, 0].argsort()].T.contiguous()  # of all ranks, in the graph's order
+
+        work = of_all.passed(
+            channel,
+            model.norm,
+            Work(self._device, search.dtype, True, search.budget_bytes, search.bytes_there),
+        )
+        planned = work.plan_of_own(of_all.own, len(model.layers), receiving)
+        last, none = planned[-1].nodes, torch.empty(0, dtype=torch.int64)
+        if sending != receiving:
+            last = torch.cat([self._nodes.by_owner(self._asked)[channel.rank], ids_of(last)]).sort().values
+        steps = [*planned[:-1], LayerNodes(last, none, [none] * channel.size, last)]  # no rank needs rows of another
+        tables = work.rows(model.layers, steps).of_types
+        self._senders, self._receivers = (_with_rows(tables[kind], types[kind]) for kind in links.kinds)
+
+        ids = self._nodes.ids_in_type(receiving, own[receiving])
+        self._own, self._ids = own[receiving][ids.argsort()], ids.sort().values.to(self._device)
+        follow = bool((self._own.diff() == 1).all())  # then they are scored where they lie
+        self._take = self._receivers.take_run if follow else self._receivers.take
+        self._held = self._held_links()
+        by_model = ByModel(search.module, model.owner, links, self._nodes.names_in_batches)
+        self._scorer: Scorer = by_model if search.score == "model" else by_rows
+
+    def none(self, num_senders: int) -> Best:
+        """Return no receivers of so many senders."""
+        dtype = torch.float64 if self._receivers.like.dtype == torch.float64 else torch.float32
+        return Best.none(num_senders, self.k, torch.empty(0, dtype=dtype, device=self._device))
+
+    def blocks(self) -> Iterator[tuple[Tensor, Best]]:
+        """Yield the best of this rank's share of each block, and where its senders stand among all. Collective."""
+        at_once, chunk = self._sizes()
+        channel, size = self._channel, self._channel.size
+        for start in range(0, len(self._asked), at_once):
+            some = self._asked[start : start + at_once]
+            pieces = self._nodes.by_owner(some)
+            own = self._senders.take(pieces[channel.rank]).to(channel.device)
+            rows = channel.exchange([own] * size, [len(piece) for piece in pieces])
+            nodes = torch.cat(pieces)
+            places = self._places[start + torch.searchsorted(some, nodes)]
+            best = self._ranked(nodes, self._search.asked[places], torch.cat(rows).to(self._device), chunk)
+            shares = [share_of(len(nodes), size, rank) for rank in range(size)]
+            share = shares[channel.rank]
+            yield places[share.start : share.stop], self._joined(best, shares, len(share))
+
+    def _ranked(self, nodes: Tensor, ids: Tensor, rows: Tensor, chunk: int) -> Best:
+        """Return the best of the own receivers for each of some senders."""
+        best, lookup, senders = self.none(len(rows)), Lookup(nodes), Ends(ids.to(self._device), rows)
+        for first in range(0, len(self._own), chunk):
+            own, ids_there = self._own[first : first + chunk], self._ids[first : first + chunk]
+            scores = self._scorer(senders, Ends(ids_there, self._take(own).to(self._device)))
+            scores = scores.detach().to(best.scores.dtype).contiguous()
+            for known, column in self._known(own):
+                row, is_asked = lookup(known)
+                scores[row.to(scores.device), column[is_asked].to(scores.device)] = -math.inf
+            best = best.or_better(ids_there, scores)
+        if bool((is_nan := best.scores.isnan().any(1)).any()):
+            sender_id = int(ids[is_nan.cpu()][0])
+            raise ValueError(
+                f"The score of sender {sender_id} with a receiver is NaN, which has no place in any order."
+            )
+        return best
+
+    def _joined(self, best: Best, shares: list[range], count: int) -> Best:
+        """Return the best receivers of all ranks for this rank's share of a block, of so many. Collective."""
+        channel = self._channel
+        found = [
+            channel.exchange(
+                [array[share.start : share.stop].to(channel.device) for share in shares], [count] * len(shares)
+            )
+            for array in best
+        ]
+        return Best.joined([Best(*of_rank) for of_rank in zip(*found, strict=True)])
+
+    def _sizes(self) -> tuple[int, int]:
+        """Return how many senders a block has, and receivers a chunk of it, as memory allows. Collective."""
+        num_receivers, num_senders = len(self._search.links.ends.receivers), len(self._search.asked)
+        row = self._receivers.like.new_empty(self._receivers.like.shape[1:])
+        budget, channel = self._search.budget_bytes, self._channel
+        there = bytes_there(self._search.bytes_there, self._device) or budget
+        least = torch.cat(channel.exchange([torch.tensor([min(budget, there)])] * channel.size)).min()
+        per_pair = COPIES * row.element_size() + _WORK
+        per_pair += 0 if self._search.score == "dot" else 2 * COPIES * row.nbytes
+        taken = int(per_pair), 4 * row.nbytes, 64 * self.k * channel.size
+        pairs, rows, kept = (int(_OF_THE_BUDGET * int(least)) // each for each in taken)
+        at_once = max(1, min(num_senders, _AT_ONCE, pairs // min(_AT_ONCE, num_receivers), rows, kept))
+        chunk = max(1, min(num_receivers, pairs // at_once, rows))
+        rank_zero_info(
+            f"The best {self.k} of {num_receivers:,} receivers for {num_senders:,} senders: {at_once:,} senders are "
+            f"scored with {chunk:,} receivers at a time, in {in_megabytes(at_once * chunk * int(per_pair))}."
+        )
+        return at_once, chunk
+
+    def _held_links(self) -> Tensor:
+        """Return held links that are left out by ids in the graph, of both directions, in the order of receivers."""
+        links, found = self._search.links, torch.empty((2, 0), dtype=torch.int64)
+        if (split := links.split) is not None:
+            some = [links.ends.in_graph(edges) for name, edges in split.edges.items() if name in links.leave_out]
+            found = torch.cat([found, *some, *(edges.flip(0) for edges in some if split.undirected)], 1)
+        return found[:, found[1].argsort(stable=True)]
+
+    def _known(self, receivers: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield pairs that are not proposed: their senders, and where their receivers are among some of the own."""
+        links, held = self._search.links, self._held
+        if "self" in links.leave_out and links.kinds[0] == links.kinds[1]:
+            yield receivers, torch.arange(len(receivers))
+        if held.shape[1]:
+            least, most = receivers.aminmax()
+            first, last = torch.searchsorted(held[1], torch.stack([least, most + 1])).tolist()
+            column, is_here = Lookup(receivers)(held[1, first:last].contiguous())
+            yield held[0, first:last][is_here], column
+        if "edges" in links.leave_out:
+            yield from self._edges_into(receivers)
+
+    def _edges_into(self, receivers: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        graph, first, kind = self._nodes.rows, 0, self._search.links.ends.target_type.number
+        for rows, positions in row_pieces(graph.indptr, ids_of(self._nodes.rows_at(receivers))):
+            column = torch.arange(first, first + len(rows)).repeat_interleave(degrees_of(graph.indptr, rows))
+            first, sender = first + len(rows), graph.indices[positions].to(torch.int64)
+            if len(graph.types.edge_types) > 1:
+                is_link = graph.types.edge_type[positions] == kind
+                sender, column = sender[is_link], column[is_link]
+            yield sender, column
+
+
+def _with_rows(table: RowTable | None, kind: str) -> RowTable:
+    if table is None:
+        raise TypeError(f"The last layer of layers() returned no rows of the type {kind!r}, an end of links.")
+    return table

@@ -24,7 +24,7 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from lightning_gnn_dist.extensions.links import search
-from lightning_gnn_dist.extensions.links.ranking import Best
+from lightning_gnn_dist.extensions.links.best import Best
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
