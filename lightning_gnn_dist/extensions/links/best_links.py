@@ -26,7 +26,7 @@ from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.shard import Bounds, holds_shards
 from lightning_gnn_dist.graph.storage.parquet_rows import check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
-from lightning_gnn_dist.homes.run import BUDGET_BYTES, type_of_model
+from lightning_gnn_dist.homes.run import type_of_model
 from lightning_gnn_dist.layers.model_layers import layers_of_model
 from lightning_gnn_dist.layers.through_layers import has_layers, layers_in
 
@@ -75,28 +75,27 @@ def best_links(
         ids_of: For a table, the prepared graph whose ids nodes have: the one that was split. Default: the graph.
         options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
-    check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
     check_budget(budget_bytes)
     check_options("best_links", options)
     check_true_or_false(overwrite=overwrite)
     check_at_least(1, k=k)
     check_choice("score", score, Score)
     links = _links_of(split, leave_out)
-    _check_ranks(model, links.types)
+    _check_run(trainer, model, links.types)
     file = None if path is None else check_rows_file("path", path)
     named_by = check_ids_of(file, ids_of)
     if file is not None:
         check_no_file(file, overwrite=overwrite)
-    budget = BUDGET_BYTES if budget_bytes is None else budget_bytes
     count = len(links.ends.senders)
     ids = torch.arange(count) if senders is None else distinct_ids("senders", senders, count)
-    search = LinkSearch(model, links, ids, int(k), score, file, budget, type_of_model(trainer), budget_bytes, named_by)
+    search = LinkSearch(model, links, ids, int(k), score, file, budget_bytes, type_of_model(trainer), named_by)
     predict_once(trainer, model, search.step, options)
     return search.found
 
 
-def _check_ranks(model: LightningModule, types: TypeNames) -> None:
+def _check_run(trainer: Trainer, model: LightningModule, types: TypeNames) -> None:
     """Refuse a model whose rows of all nodes cannot be computed."""
+    check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
     check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
     if has_layers(model):
         layers_in(model)  # refuses those that cannot be computed one by one

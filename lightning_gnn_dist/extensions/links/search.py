@@ -32,6 +32,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, degrees_of, row_pieces
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES
 from lightning_gnn_dist.graph.user_ids import Columns, Ids, ids_for, named
+from lightning_gnn_dist.homes.run import BUDGET_BYTES
 from lightning_gnn_dist.layers.choice import share_of
 from lightning_gnn_dist.layers.layer_pass import LayerNodes, Work, ids_of
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_of_model
@@ -70,9 +71,8 @@ class LinkSearch:
         k: How many receivers to find for each.
         score: How pairs are scored.
         path: The file that all ranks share, or None.
-        budget_bytes: Bytes that the work may take.
+        budget_bytes: Bytes that the work may take. Default: 1 GiB of RAM, and half of what is free on a GPU.
         dtype: The type of the model's numbers, if batches are brought to it.
-        bytes_there: Bytes of its own memory that a device may be asked for. Default: half of what is free there.
         ids_of: The prepared graph whose ids nodes have in a table. Default: the graph.
         found: What this rank has found, if there is no file.
     """
@@ -83,9 +83,8 @@ class LinkSearch:
     k: int
     score: Score
     path: Path | None
-    budget_bytes: int
+    budget_bytes: int | None
     dtype: torch.dtype | None
-    bytes_there: int | None
     ids_of: Path | None
     found: BestLinks | None = None
 
@@ -162,7 +161,8 @@ class Ranking:
         sending, receiving = links.kinds
         types, self._device = links.types.node_types, search.module.device
         self.k = min(search.k, len(links.ends.receivers))
-        of_all = all_nodes(links.where, model.layers, channel, search.budget_bytes, types[receiving])
+        self._budget = BUDGET_BYTES if search.budget_bytes is None else search.budget_bytes
+        of_all = all_nodes(links.where, model.layers, channel, self._budget, types[receiving])
         self._nodes = of_all.nodes
         own = [ids_of(ids) for ids in ids_by_type(of_all.own, of_all.nodes.offsets)]
 
@@ -173,7 +173,7 @@ class Ranking:
         work = of_all.passed(
             channel,
             model.norm,
-            Work(self._device, search.dtype, True, search.budget_bytes, search.bytes_there),
+            Work(self._device, search.dtype, True, self._budget, search.budget_bytes),
         )
         planned = work.plan_of_own(of_all.own, len(model.layers), receiving)
         last, none = planned[-1].nodes, torch.empty(0, dtype=torch.int64)
@@ -245,9 +245,8 @@ class Ranking:
         """Return how many senders a block has, and receivers a chunk of it, as memory allows. Collective."""
         num_receivers, num_senders = len(self._search.links.ends.receivers), len(self._search.asked)
         row = self._receivers.like.new_empty(self._receivers.like.shape[1:])
-        budget, channel = self._search.budget_bytes, self._channel
-        there = bytes_there(self._search.bytes_there, self._device) or budget
-        least = torch.cat(channel.exchange([torch.tensor([min(budget, there)])] * channel.size)).min()
+        there, channel = bytes_there(self._search.budget_bytes, self._device) or self._budget, self._channel
+        least = torch.cat(channel.exchange([torch.tensor([min(self._budget, there)])] * channel.size)).min()
         per_pair = COPIES * row.element_size() + _WORK
         per_pair += 0 if self._search.score == "dot" else 2 * COPIES * row.nbytes
         taken = int(per_pair), 4 * row.nbytes, 64 * self.k * channel.size
