@@ -31,7 +31,6 @@ from lightning_gnn_dist.partition.base import Partitioner
 DEGREE = 10
 WAYS: dict[str, Partitioner] = {
     "streaming": StreamingPartitioner(),
-    "kaminpar-fast": KaMinParPartitioner(preset="fast"),
     "kaminpar": KaMinParPartitioner(),
     "metis": MetisPartitioner(),
 }

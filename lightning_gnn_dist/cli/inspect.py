@@ -17,10 +17,12 @@ from lightning_gnn_dist.graph.storage.store import holds_split, shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.user_ids import class_names
 from lightning_gnn_dist.names import extension
-from lightning_gnn_dist.partition.advice import BATCH_SIZE, FANOUT, advise
+from lightning_gnn_dist.partition.advice import advise
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.wire.memory import free_bytes
+
+FANOUT, BATCH_SIZE = (15, 10), 1024  # of the batches whose memory is told
 
 
 def run(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""Advice from the figures of a partition: how parts differ, which strategy and fan-out to use.
+"""Advice from the figures of a partition: how parts differ, and which strategy to use.
 
 The bounds come from measurements on eight graphs cut into eight parts (benchmarks/accuracy.md and the table of
 partitions in docs/data.md). Where labels differ between parts by more than chance, averaging alone lost between one
@@ -27,9 +27,6 @@ DIFFERENT = 0.15  # label skew beyond chance, in the mean over training nodes
 MANY = 0.55  # share of cut edges above which averaging lost accuracy on parts that look alike
 LOST = 0.1  # share of nodes without any neighbour
 UNEVEN = 1.25  # training nodes of the largest part against the mean
-MOST = 0.75  # share of a part that one batch may reach before another sampler is advised
-FANOUT = (15, 10)
-BATCH_SIZE = 1024
 _HALF = 'LLCGStrategy(clock, correction=Correction(0.5, lr="local"))'
 
 
@@ -54,7 +51,7 @@ def against_averaging(graph: Graph, partition: Partition, lost: float) -> str | 
 
 
 def advise(graph: Graph, report: PartitionReport) -> list[str]:
-    """Say what the figures of a partition show, and which strategy to use; of a graph of one type, which fan-out."""
+    """Say what the figures of a partition show, and which strategy to use."""
     excess = beyond_chance(graph, report.label_skew, report.train_nodes, report.nodes)
     isolated = int(report.isolated_nodes.sum()) / max(graph.num_nodes, 1)
     parts_differ, edges_lost = excess is not None and excess >= DIFFERENT, isolated >= LOST
@@ -63,7 +60,6 @@ def advise(graph: Graph, report: PartitionReport) -> list[str]:
         f"{report.cut_ratio:.0%} of the edges are cut. {isolated:.1%} of the nodes lost all their neighbours, "
         + ("too many to ignore." if edges_lost else "which are few."),
         strategy(graph, parts_differ, edges_lost, report.cut_ratio, are_known=excess is not None),
-        *([] if have_names(graph.types) else [_fanout(graph, report)]),  # it has one for each edge type
         *_about_training_nodes(report),
     ]
 
@@ -124,23 +120,6 @@ def strategy(
             'by boundary="auto", the default, or cut fewer, and compare with one process.'
         )
     return "LocalSGDStrategy(EverySteps(16)) is enough: averaging loses little on such parts, and sends least."
-
-
-def _fanout(graph: Graph, report: PartitionReport) -> str:
-    degrees = graph.degrees() * (1 - report.cut_ratio)
-    first = float(degrees.clamp(max=FANOUT[0]).mean())
-    reached = degrees.clamp(max=FANOUT[1])
-    second = float((degrees * reached).sum() / degrees.sum().clamp(min=1e-9))  # nodes with many edges are reached more
-    part = int(report.nodes.max())
-    seeds = min(BATCH_SIZE, part if report.train_nodes is None else int(report.train_nodes.max()))
-    share = 1 - math.exp(-seeds * (1 + first + first * second) / part)  # as if nodes were reached at random
-    drawn = (
-        f"A node keeps {float(degrees.mean()):.1f} neighbours in the mean, of which NeighborSampler({list(FANOUT)}) "
-        f"draws {first:.1f}; a batch of {seeds:,} seeds reaches about {share:.0%} of a part"
-    )
-    if share < MOST:
-        return f"{drawn}."
-    return f"{drawn}: smaller batches or fan-outs cost less, and WholePartSampler({len(FANOUT)}) spares the sampling."
 
 
 def _about_training_nodes(report: PartitionReport) -> list[str]:

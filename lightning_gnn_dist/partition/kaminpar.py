@@ -50,12 +50,10 @@ class KaMinParPartitioner:
             with types of each type, by a last pass as in :class:`MetisPartitioner`; or ``"edges"``, where a node
             weighs as much as it has neighbours, and 1.
         imbalance: The share :math:`\epsilon` by which a part may exceed the average, rounded down to whole nodes.
-        preset: KaMinPar's own ``"default"``, or ``"fast"``, which takes less time and cuts some more edges.
     """
 
     balance: Literal["nodes", "train", "edges"] = "nodes"
     imbalance: Annotated[float, within(0, MAX_SHARE, "0.03 lets a part hold 3% more than the average")] = 0.03
-    preset: Literal["fast", "default"] = "default"
 
     def __post_init__(self) -> None:
         if not is_available():
@@ -85,7 +83,7 @@ class KaMinParPartitioner:
         start, neighbors = undirected(graph, lambda start: _file(file, start, with_weights=self.balance == "edges"))
         kaminpar.reseed(int(seed) % 2**31)
         of_file = kaminpar.load_graph(str(file), kaminpar.GraphFileFormat.PARHIP)
-        partitioner = kaminpar.KaMinPar(1, kaminpar.context_by_name(self.preset))
+        partitioner = kaminpar.KaMinPar(1, kaminpar.context_by_name("default"))
         assignment = np.array(partitioner.compute_partition(of_file, num_parts, max(self.imbalance, _LEAST)), np.int32)
         if self.balance == "edges":
             kernels.occupy(assignment, shared[0], np.bincount(assignment, minlength=num_parts))

@@ -196,10 +196,8 @@ def stream(
     size: Array,
     capacity: int,
     least: int,
-    fennel: bool,
-    alpha: float,
 ) -> None:
-    """One pass of LDG or Fennel (formulas in streaming.py) over the nodes in ``order``, or 0, 1, 2, ..."""
+    """One pass of LDG (formula in streaming.py) over the nodes in ``order``, or 0, 1, 2, ..."""
     num_nodes, num_parts = indptr.size - 1, size.size
     links = np.zeros(num_parts, np.int64)
     owed = np.maximum(least - size, 0).sum()  # nodes that parts below their least size must still get
@@ -217,12 +215,12 @@ def stream(
             if sender != node and assignment[sender] >= 0:
                 links[assignment[sender]] += 1
         best = emptiest
-        best_score = score(links[best], size[best], capacity, fennel, alpha)
+        best_score = score(links[best], size[best], capacity)
         for edge in range(indptr[node], indptr[node + 1]):
             part = assignment[indices[edge]]
             if part < 0 or size[part] >= limit:
                 continue
-            value = score(links[part], size[part], capacity, fennel, alpha)
+            value = score(links[part], size[part], capacity)
             if value > best_score or (value == best_score and (size[part], part) < (size[best], best)):
                 best, best_score = part, value
         for edge in range(indptr[node], indptr[node + 1]):
@@ -235,8 +233,6 @@ def stream(
 
 
 @compiled
-def score(links: int, size: int, capacity: int, fennel: bool, alpha: float) -> float:
+def score(links: int, size: int, capacity: int) -> float:
     """The score of a part for a node that has ``links`` in-neighbours there."""
-    if fennel:
-        return float(links - alpha * 1.5 * np.sqrt(size))
     return float(links * (1.0 - size / capacity))

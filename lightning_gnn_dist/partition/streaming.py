@@ -1,17 +1,10 @@
-r"""Streaming partitioners: they read each node once per pass, and take memory for an entry per node.
+r"""Streaming: it reads each node once per pass, and takes memory for an entry per node.
 
 LDG, linear deterministic greedy (Stanton & Kliot, "Streaming graph partitioning for large distributed
 graphs", KDD 2012), gives node v to the part
 
 .. math::
     \arg\max_p \; |N(v) \cap S_p| \left( 1 - \frac{|S_p|}{C} \right)
-
-Fennel (Tsourakakis, Gkantsidis, Radunovic & Vojnovic, "FENNEL: streaming graph partitioning for massive
-scale graphs", WSDM 2014) gives it to the part
-
-.. math::
-    \arg\max_p \; |N(v) \cap S_p| - \alpha \gamma |S_p|^{\gamma - 1},
-    \qquad \gamma = \tfrac{3}{2}, \quad \alpha = \sqrt{P} \, \frac{m}{N^{3/2}}
 
 :math:`S_p` are the nodes that part p was given so far, :math:`C` is how many it may hold. In further passes
 (Nishimura & Ugander, "Restreaming graph partitioning", KDD 2013) the parts start empty again, but a
@@ -21,7 +14,6 @@ neighbour that has not come yet counts where the pass before put it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
 from typing import Annotated, Literal
 
 import numpy as np
@@ -34,7 +26,6 @@ from lightning_gnn_dist.partition.kernels import Array
 from lightning_gnn_dist.partition.random import generator
 from lightning_gnn_dist.rules import check_fields, whole, within
 
-Method = Literal["ldg", "fennel"]
 Order = Literal["natural", "random"]
 MAX_PASSES = 10_000  # each reads all edges
 
@@ -46,21 +37,19 @@ class StreamingPartitioner:
     Nodes are read one by one, each with its row of the CSR: :math:`N(v)` are its in-neighbours, never its
     out-neighbours. For an undirected graph, stored in both directions, that makes no difference. On a directed
     graph a single pass misses every edge whose sender comes after its receiver; further passes see all of
-    them, from the receiver's side. Self loops do not count, an edge stored twice counts twice, and :math:`m`
-    is half of the stored edges. A node without a placed in-neighbour goes to the emptiest part.
+    them, from the receiver's side. Self loops do not count, an edge stored twice counts twice. A node without a
+    placed in-neighbour goes to the emptiest part.
 
     Args:
-        method: ``"ldg"`` or ``"fennel"``, see the formulas in this file. Measured cuts are close.
         slack: A part holds at most :math:`C = (1 + \text{slack}) N / P` nodes and at least
             :math:`(1 - \text{slack}) N / P`, in whole nodes.
-        passes: How often the nodes are read; 1 is what both papers do. Every pass reads all edges. On real graphs
+        passes: How often the nodes are read; 1 is what the paper does. Every pass reads all edges. On real graphs
             five passes cut about half as many edges as one does, and more passes gain little.
         order: ``"natural"`` takes the nodes as they are stored: a memory map is read from front to back,
             neighbours that are stored together stay together, and the seed changes nothing. ``"random"``
             shuffles them, for a graph whose storage order misleads; every row is then a jump on the disk.
     """
 
-    method: Method = "ldg"
     slack: Annotated[float, within(0, MAX_SHARE, "0.05 lets a part hold 5% more or less than the average")] = 0.05
     passes: Annotated[int, whole(1, MAX_PASSES)] = 5
     order: Order = "natural"
@@ -73,12 +62,10 @@ class StreamingPartitioner:
         graph.check_edges()
         capacity = part_capacity(graph.num_nodes, num_parts, self.slack)
         least = max(1, int((1 - self.slack) * graph.num_nodes / num_parts))
-        alpha = sqrt(num_parts) * (graph.num_edges / 2) / graph.num_nodes**1.5
         order, assignment = self._order(graph.num_nodes, seed), np.full(graph.num_nodes, -1, np.int32)
-        limits = capacity, least, self.method == "fennel", alpha
         for _ in range(self.passes):
             sizes = np.zeros(num_parts, np.int64)  # nodes are still where they were, for their neighbours
-            kernels.stream(graph.indptr.numpy(), graph.indices.numpy(), order, assignment, sizes, *limits)
+            kernels.stream(graph.indptr.numpy(), graph.indices.numpy(), order, assignment, sizes, capacity, least)
         return Partition(torch.from_numpy(assignment), num_parts)
 
     def _order(self, num_nodes: int, seed: int) -> Array:

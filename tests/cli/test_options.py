@@ -359,15 +359,6 @@ def test_the_file_of_the_last_frame_says_whose_error_it_is() -> None:
 CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
 
 
-def bomb(opening: str, item: str, close: str) -> str:
-    """Lines of which each stands for ten times the one before."""
-    lines = [f"a: &a {opening}{item.format(0, 'x')}{close}"]
-    for name, before in zip("bcdefghijklm", "abcdefghijkl", strict=True):
-        items = ", ".join(item.format(place, f"*{before}") for place in range(10))
-        lines.append(f"{name}: &{name} {opening}{items}{close}")
-    return "\n".join(lines)
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -389,14 +380,6 @@ def bomb(opening: str, item: str, close: str) -> str:
         (b"trainer: {}\ndata: {}\ntrainer: {}\n", "line 3, names 'trainer' for the second time"),
         (b"data: {seed: 1, seed: 2}\n", "line 1, names 'seed' for the second time"),
         (b"data: {? [1] : 2}\n", "a key that is no name"),
-        (b"trainer: !!python/object/apply:os.system [ls]\n", "has the tag"),
-        (b"data: {batch_size: !!binary aGk=}\n", "has the tag"),
-        (b"data: {batch_size: " + b"9" * 5000 + b"}\n", "a number of 5000 digits"),
-        (b"trainer: &a {callbacks: *a}\n", "holds itself"),
-        (b"data: " + b"[" * 3000 + b"]" * 3000, "nested more than"),
-        (b"x" * (1 << 21), "bytes, and a configuration at most"),
-        (bomb("[", "{1}", "]").encode(), "stands for more than 20,000 values"),
-        (bomb("{", "k{}: {}", "}").encode(), "stands for more than 20,000 values"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(

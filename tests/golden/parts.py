@@ -17,7 +17,7 @@ PARTITIONERS: dict[str, Any] = {
     "supernodes": lgd.SuperNodePartitioner(12),
     "supernodes_default": lgd.SuperNodePartitioner(),
     "streaming": lgd.StreamingPartitioner(),
-    "streaming_fennel": lgd.StreamingPartitioner("fennel", order="random"),
+    "streaming_random": lgd.StreamingPartitioner(order="random"),
     "streaming_supernodes": lgd.SuperNodePartitioner(12, clusters=lgd.StreamingPartitioner()),
 }
 HELD: dict[str, dict[str, Any]] = {

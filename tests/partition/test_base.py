@@ -73,8 +73,8 @@ if kaminpar.is_available():
         lgd.KaMinParPartitioner(),
         lgd.KaMinParPartitioner("train", imbalance=0.0),
         lgd.KaMinParPartitioner("edges"),
+        lgd.SuperNodePartitioner(24, lgd.KaMinParPartitioner()),
     ]
-    _OF_KAMINPAR.append(lgd.SuperNodePartitioner(24, lgd.KaMinParPartitioner(preset="fast")))
 PARTITIONERS: list[Partitioner] = [
     lgd.RandomPartitioner(),
     lgd.MetisPartitioner(),
@@ -82,10 +82,9 @@ PARTITIONERS: list[Partitioner] = [
     lgd.MetisPartitioner(imbalance=0.0),
     *_OF_KAMINPAR,
     lgd.SuperNodePartitioner(num_supernodes=24),
-    lgd.StreamingPartitioner("ldg"),
-    lgd.StreamingPartitioner("fennel"),
-    lgd.StreamingPartitioner("ldg", slack=1.0, passes=1),
-    lgd.StreamingPartitioner("fennel", slack=0.0, passes=2, order="random"),
+    lgd.StreamingPartitioner(),
+    lgd.StreamingPartitioner(slack=1.0, passes=1),
+    lgd.StreamingPartitioner(slack=0.0, passes=2, order="random"),
 ]
 SEEDED = [p for p in PARTITIONERS if not isinstance(p, lgd.StreamingPartitioner) or p.order == "random"]
 GRAPHS = {

@@ -161,17 +161,6 @@ def test_the_strategy_follows() -> None:
     assert "is enough" not in text and "misses 87% of the edges" in text and 'boundary="auto"' in text
 
 
-def test_the_fan_out_follows_the_degrees() -> None:
-    ring = torch.arange(100_000)
-    graph = lgd.Graph.from_edge_index(torch.stack([ring, (ring + 1) % 100_000]), 100_000)
-    halves = lgd.Partition((ring >= 50_000).to(torch.int32), 2)
-    (sentence,) = (s for s in advise(graph, halves.report(graph)) if "seeds" in s)
-    assert "keeps 1.0 neighbours in the mean, of which NeighborSampler([15, 10]) draws 1.0" in sentence
-    assert "a batch of 1,024 seeds reaches about 6% of a part." in sentence  # 3 * 1024 of 50,000
-    small = lgd.communities(500)
-    assert "WholePartSampler(2) spares" in "\n".join(finding(small, lgd.RandomPartitioner(), 2))
-
-
 def test_chance_is_not_taken_for_a_difference() -> None:
     graph = lgd.communities(4000, train_share=0.02)  # ten training nodes a part
     report = lgd.RandomPartitioner()(graph, 8, 0).report(graph)

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from xxhash import xxh64
 
 from lightning_gnn_dist.graph.storage.files import open_file, read_json, write_whole
-from lightning_gnn_dist.graph.storage.npy import BYTES_AT_ONCE, Checksum, Column, NpyFile, checksum_of
+from lightning_gnn_dist.graph.storage.npy import BYTES_AT_ONCE, Column, NpyFile, checksum_of
 
 log = logging.getLogger(__name__)
 
@@ -109,15 +110,15 @@ def _check_indices(file: NpyFile, num_senders: int, checksum: str | None) -> Non
 
 def _pieces(file: NpyFile, checksum: str | None) -> Iterator[Column]:
     """Yield the numbers in a file in pieces, then compare its checksum, if one is given."""
-    found, missing, buffer = Checksum(), file.num_bytes, np.empty(BYTES_AT_ONCE, np.uint8)
+    found, missing, buffer = xxh64(), file.num_bytes, np.empty(BYTES_AT_ONCE, np.uint8)
     with open_file(file.path) as stream:
-        found.update(np.frombuffer(stream.read(file.offset), np.uint8))
+        found.update(stream.read(file.offset))
         while count := stream.readinto(buffer):  # type: ignore[attr-defined]
             missing -= count
             if missing < 0 or count % file.dtype.itemsize:
                 break
             if checksum is not None:
-                found.update(buffer[:count])
+                found.update(buffer[:count].data)
             yield buffer[:count].view(file.dtype)
     if missing:
         raise ValueError(f"{file.path} was changed while it was read. Save the graph again, to another path.")

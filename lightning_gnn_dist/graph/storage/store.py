@@ -23,7 +23,6 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import shown, without_way_out
 from lightning_gnn_dist.graph.storage import contents
-from lightning_gnn_dist.graph.storage.bus_error import explain_bus_errors
 from lightning_gnn_dist.graph.storage.files import (
     check_entries,
     exchange,
@@ -104,7 +103,6 @@ def read(path: Path, num_senders: int | None = None) -> tuple[dict[str, Tensor],
     entries: dict[str, dict[str, Any]] = meta["arrays"]
     arrays = {name: _map_array(path / f"{name}.npy", entry) for name, entry in entries.items()}
     types = _types(path, meta, arrays)
-    explain_bus_errors(path.resolve())
     short = contents.short_arrays(entries)
     sign = contents.signature(path, ["meta.json", *(f"{name}.npy" for name in short)], num_senders=num_senders)
     if {"indptr", "indices"} <= entries.keys() and not contents.is_marked(path, sign):
