@@ -11,12 +11,10 @@ _CHANGED = "make another graph of the changed data, Graph.from_pyg(data), or pre
 GONE: dict[str, str] = {
     "NeighborSampler.shared": "leave it out: batches and steps take as long without",
     "PageRankSampler": "take ShadowSampler or NeighborSampler",
+    **dict.fromkeys((f"{name}Strategy.overlap" for name in ("LLCG", "LocalSGD", "TMA")), "pass reducer=Overlapped()"),
     "GrappaStrategy.bits": "pass reducer=Rounded(8)",
-    "LLCGStrategy.overlap": "pass reducer=Overlapped()",
-    "LocalSGDStrategy.overlap": "pass reducer=Overlapped()",
     "Outer.bits": "pass reducer=Rounded(8) to the strategy",
     "TMAStrategy.elastic": "pass peers=Elastic(), or Elastic(...) with other settings",
-    "TMAStrategy.overlap": "pass reducer=Overlapped()",
     "AsRanks": "GrappaStrategy resumes on another number of ranks, and accumulate_grad_batches sums batches of a rank",
     "LastStep": "write checkpoints, ModelCheckpoint(every_n_train_steps=50), and let torchrun start the ranks again",
     "AutoStrategy": "GrappaStrategy() first, and rounds where a step's bytes take longer than it (docs/choosing.md)",
