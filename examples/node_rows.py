@@ -15,6 +15,7 @@ from torchmetrics.classification import MulticlassAccuracy
 from lightning_gnn_dist import (
     EverySteps,
     Graph,
+    GrappaStrategy,
     LazyAdam,
     LLCGStrategy,
     NeighborSampler,
@@ -66,7 +67,7 @@ if __name__ == "__main__":
     arrays = {name: array for name, array in made.node_arrays.items() if name != "x"}
     graph = Graph(made.indptr, made.indices, node_arrays=arrays)
     data = PartitionedDataModule(graph, sampler=NeighborSampler([10, 10]), batch_size=256)
-    strategy = LLCGStrategy(EverySteps(16))
+    strategy = GrappaStrategy() if owned else LLCGStrategy(EverySteps(16))
     trainer = pl.Trainer(accelerator="cpu", devices=3, strategy=strategy, max_epochs=15, logger=False)
     model = RowsSAGE(graph.num_nodes, num_classes=8, owned=owned)
     trainer.fit(model, data)

@@ -37,7 +37,7 @@ def _refuse_sparse_gradients(trainer: Trainer) -> None:
         if isinstance(child, RowsOfRanks):
             raise ValueError(
                 f"{name} is an OwnedEmbedding, whose rows live with one rank each, and Lightning's DDP trains replicas "
-                "that hold all: use GrappaStrategy(), or LLCGStrategy()."
+                "that hold all: use GrappaStrategy()."
             )
         if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and child.weight.requires_grad:
             raise ValueError(

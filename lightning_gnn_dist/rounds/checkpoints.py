@@ -31,10 +31,9 @@ _OUT = (
     "out."
 )
 
-NO_ROWS = (
-    "The checkpoint has moments of rows of which each rank has its own, and this fit trains no such rows: resume with "
-    "the tables that it was written with, or start from its weights (Module.load_from_checkpoint(path)) and leave "
-    "ckpt_path out."
+_ROWS_OF_RANKS = (
+    "The checkpoint has moments of rows of which each rank has its own, which rounds do not train any more: start from "
+    "its weights (Module.load_from_checkpoint(path)) and leave ckpt_path out."
 )
 
 
@@ -129,21 +128,13 @@ def take_from_checkpoint(checkpoint: dict[str, Any], path: object = "the checkpo
             _check_entries(of_optimizer, {"state": dict, "param_groups": list}, path)
     mine = saved["ranks"][collectives.rank()]
     _check_tensors(mine, path)
-    checkpoint["optimizer_states"] = _with_rows_of_all(mine["optimizer_states"], checkpoint["optimizer_states"])
+    both = zip(mine["optimizer_states"], checkpoint["optimizer_states"], strict=True)
+    pairs = [(entry, whole["state"].get(number, {})) for own, whole in both for number, entry in own["state"].items()]
+    if "rows" in mine["extra"] or any(whole.keys() - entry.keys() for entry, whole in pairs):
+        raise ValueError(_ROWS_OF_RANKS)
+    checkpoint["optimizer_states"] = mine["optimizer_states"]
     checkpoint["state_dict"].update(mine["buffers"])
     return Resumed(mine["random_state"], {**mine["extra"]}, saved["round_idx"], mine["batches_done"])
-
-
-def _with_rows_of_all(states: list[dict[str, Any]], of_all: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a rank's states with the moments that the checkpoint has once: of rows that live with one rank each."""
-    made = []
-    for state, whole in zip(states, of_all, strict=True):
-        entries = {}
-        for number, entry in state["state"].items():
-            once = whole["state"].get(number, {}).items()
-            entries[number] = {name: each for name, each in once if isinstance(each, Tensor) and each.dim()} | entry
-        made.append({**state, "state": entries})
-    return made
 
 
 def take_of_gradients(checkpoint: dict[str, Any], path: object = "the checkpoint") -> Resumed | None:

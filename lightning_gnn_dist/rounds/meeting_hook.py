@@ -17,7 +17,6 @@ method that a hook does not have is never called. What is off is not among them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -196,7 +195,7 @@ class ReplicaState:
     def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
         """Refuse optimizers that do not take its gradients."""
 
-    def refuse_replicas(self, what: str, way_out: str) -> None:
+    def refuse_replicas(self, what: str) -> None:
         """Refuse it for ``what``, where each rank must have all of it."""
 
     def divide(self, device: torch.device) -> None:
@@ -230,10 +229,6 @@ class ReplicaState:
     def hooks(self, averages: Callable[[str], bool]) -> Sequence[MeetingHook]:
         """Return what takes part in meetings; ``averages`` says whether ranks average a moment of optimizers."""
         return []
-
-    def stepping(self, precision: Precision) -> AbstractContextManager[None]:
-        """In the block, all ranks may step what they have along one gradient, and clip it by one norm."""
-        return nullcontext()
 
     def average_gradients_(self, parameters: Sequence[Tensor], gradients: list[Tensor], weight: float) -> None:
         """Replace its gradients among those of ``parameters`` by means over ranks. Collective."""
@@ -273,10 +268,6 @@ class ReplicaState:
 
     def own_states(self, states: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
         """Return this rank's states of optimizers, of those in a checkpoint."""
-        return states
-
-    def without_rows(self, states: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-        """Return states of optimizers for a checkpoint of each rank's, without what it has once for all."""
         return states
 
 

@@ -160,8 +160,6 @@ class RoundStrategy(PartitionedStrategy):
         return self.own_weight()
 
     def restore_extra_state(self, state: Mapping[str, Any]) -> None:
-        if "rows" in state and not self.states:
-            raise ValueError(checkpoints.NO_ROWS)
         if "outer" in state and self.outer is None:
             rank_zero_warn("The checkpoint holds the state of outer=Outer(...), which this fit leaves out.")
         if "under_way" in state and not self.reducer.is_late:
@@ -251,6 +249,8 @@ class RoundStrategy(PartitionedStrategy):
 
     def _begin_fit(self, trainer: Trainer) -> None:
         refusals.check_trainer(type(self).__name__, trainer, has_layer_sync=self._layer_sync is not None)
+        for state in self.states if self.world_size > 1 else []:
+            state.refuse_replicas(type(self).__name__)
         self.peers.check(trainer)
         self.pace.begin()
         self.reducer.forget()
@@ -291,12 +291,9 @@ class RoundStrategy(PartitionedStrategy):
         return {"round_idx": self.state.round_idx}
 
     def _of_rank(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
-        states = checkpoint["optimizer_states"]
-        for each in self.states:
-            states = each.without_rows(states)
         return {
             "batches_done": self.state.batches_done,
-            "optimizer_states": states,
+            "optimizer_states": checkpoint["optimizer_states"],
             "buffers": checkpoints.cpu_buffers(self._module()) if self.buffers == "local" else {},
             "extra": self.meeting.state(),
         }

@@ -16,8 +16,7 @@ import copy
 import inspect
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeGuard, get_args
@@ -198,7 +197,6 @@ class CorrectionOptimizer:
         self._renew(parameters)
         _check_sizes(state["optimizers"], self._optimizers)
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
-            _check_rows(saved["state"], _parameters_of([optimizer]))
             optimizer.load_state_dict(copy.deepcopy(saved))  # a copy, as it keeps tensors that it need not cast
 
     def _renew(self, parameters: list[Tensor]) -> None:
@@ -303,20 +301,6 @@ def _check_steps_alone(optimizer: Optimizer) -> None:
         )
 
 
-def _check_rows(saved: Mapping[int, Mapping[str, Any]], parameters: Sequence[Tensor]) -> None:
-    """Refuse moments of other rows: a table may live with one rank each, or be whole on all."""
-    for number, entry in saved.items():
-        shape = parameters[number].shape
-        of_rows = [each.shape for each in entry.values() if isinstance(each, Tensor) and each.dim() == len(shape) > 1]
-        odd = [other for other in of_rows if other[1:] == shape[1:] and other[0] not in (1, shape[0])]
-        if odd:
-            raise ValueError(
-                f"The checkpoint's correction optimizer has numbers of shape {tuple(odd[0])} for a parameter of which "
-                f"this rank has {tuple(shape)}: resume with the kind of table (OwnedEmbedding or nn.Embedding) that it "
-                "was written with, or start from its weights (Module.load_from_checkpoint(path))."
-            )
-
-
 def _check_sizes(saved: Sequence[Mapping[str, Any]], optimizers: Sequence[Optimizer]) -> None:
     theirs = [[len(group["params"]) for group in state["param_groups"]] for state in saved]
     ours = [[len(group["params"]) for group in optimizer.param_groups] for optimizer in optimizers]
@@ -355,12 +339,9 @@ class CorrectionSteps(MeetingHook):
                 f'Correction(optimizer="averaged") would average all moments of {names[0]}: add '
                 'average_optimizer=True, which puts those of touched rows together, or use optimizer="persistent".'
             )
-        # In the block, what lives with one rank each can be stepped where it is, and clipped together.
-        self._in_own_form: Callable[[], AbstractContextManager[None]] = self._in_forms if fit.states else nullcontext
-        with self._in_own_form():
-            made = self._optimizer.of_a_function([*fit.dense_parameters(), *self._with_rows()]) if names else []
-            for state in fit.states:
-                state.check_optimizers(made)
+        made = self._optimizer.of_a_function([*fit.dense_parameters(), *self._with_rows()]) if names else []
+        for state in fit.states:
+            state.check_optimizers(made)
 
     def apply(self) -> None:
         steps = self._correction.steps
@@ -370,8 +351,7 @@ class CorrectionSteps(MeetingHook):
             # The mean over ranks, so that all take as many even where a clock of their own ended their round.
             steps = math.ceil(steps * (sum(batches) / len(batches)) / per_step)
         with unrecorded(self.fit.lightning_module):
-            with self._in_own_form():
-                self._optimizer.prepare(self.fit.trained_parameters(), self.fit.round.round_idx, steps)
+            self._optimizer.prepare(self.fit.trained_parameters(), self.fit.round.round_idx, steps)
             first = 0 if self._drift is None else self._drift.batches_of_graph  # the anchor's come before
             self.take(first, first + steps)
         if self._averages_buffers:  # each rank's forwards have moved its own
@@ -390,14 +370,10 @@ class CorrectionSteps(MeetingHook):
     def restore(self, state: Mapping[str, Any]) -> None:
         self.begin_round()
         if "correction" in state:
-            with self._in_own_form():
-                self._optimizer.restore(state["correction"], self.fit.trained_parameters())
+            self._optimizer.restore(state["correction"], self.fit.trained_parameters())
 
     def _step(self, gradient: list[Tensor]) -> None:
-        with self._in_own_form():
-            self._optimizer.step(self.fit.trained_parameters(), gradient, self._clip)
-        for state in self.fit.states:
-            state.have_changed()
+        self._optimizer.step(self.fit.trained_parameters(), gradient, self._clip)
 
     def _clip(self, optimizer: Optimizer) -> None:
         """Clip as in local steps. With manual optimisation ``training_step`` does that, so nothing is clipped here."""
@@ -413,21 +389,9 @@ class CorrectionSteps(MeetingHook):
         """Return the trained parameters whose gradients have some rows alone."""
         return [each for each in self.fit.trained_parameters() if id(each) in self.fit.rows]
 
-    @contextmanager
-    def _in_forms(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for state in self.fit.states:
-                stack.enter_context(state.stepping(self.fit.precision_plugin))
-            yield
-
 
 class StepsOnRank0(CorrectionSteps):
     """Takes them on rank 0, which sends its model to the others."""
-
-    def begin(self, fit: Fit) -> None:
-        for state in fit.states if collectives.world_size() > 1 else []:
-            state.refuse_replicas('Correction(way="rank0")', 'way="sliced"')
-        super().begin(fit)
 
     def take(self, first: int, last: int) -> None:
         tables = self._with_rows()

@@ -21,7 +21,8 @@ def runs() -> Iterator[Run]:
         def typed(data: Any, owned: bool = owned) -> Typed:
             return Typed(edge_types(), owned=owned)
 
-        for name, make in BASIC.items():
+        strategies = {"grappa": BASIC["grappa"]} if owned else BASIC
+        for name, make in strategies.items():
             yield Run(f"rows/{kind}/{name}", partial(of_nodes, make, module=module), 2)
             yield Run(f"rows/{kind}/{name}/shards", partial(of_nodes, make, module=module, store="shards"), 2)
             of_types = partial(of_nodes, OF_TYPES_BASIC[name], module=typed, graph="typed")
@@ -30,7 +31,7 @@ def runs() -> Iterator[Run]:
                 yield Run(f"rows/{kind}/{name}/3_ranks", partial(of_nodes, make, module=module, num_ranks=3), 3)
                 yield Run(f"rows/{kind}/{name}/1_rank", partial(of_nodes, make, module=module, num_ranks=1), 1)
         for optimizer in ("sgd", "adagrad"):
-            for name in ("llcg", "local_sgd", "grappa"):
+            for name in strategies.keys() - {"tma"}:
                 run = partial(of_nodes, BASIC[name], module=partial(module, optimizer=optimizer))
                 yield Run(f"rows/{kind}/{name}/{optimizer}", run, 2)
         settings = {
@@ -40,6 +41,8 @@ def runs() -> Iterator[Run]:
             "grappa_8": grappa(reducer=Rounded(8)),
         }
         for name, make in settings.items():
+            if owned and name != "grappa_8":
+                continue
             yield Run(f"rows/{kind}/{name}", partial(of_nodes, make, module=module), 2)
         clipped = partial(of_nodes, BASIC["grappa"], module=module, gradient_clip_val=0.5)
         yield Run(f"rows/{kind}/grappa/clipped", clipped, 2)

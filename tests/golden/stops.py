@@ -80,8 +80,8 @@ def runs() -> Iterator[Run]:
     }
     for name, make in strategies.items():
         yield Run(f"resumed/{name}", partial(stopped, make, nodes, Blocks), 2)
-        owned = partial(stopped, make, nodes, lambda: Rows(owned=True))
-        yield Run(f"resumed/{name}/owned", owned, 2)
+        if name in ("grappa", "grappa_8"):
+            yield Run(f"resumed/{name}/owned", partial(stopped, make, nodes, lambda: Rows(owned=True)), 2)
     yield Run("resumed/grappa/mid_epoch", partial(stopped, grappa(), nodes, Blocks, steps=4), 2)
     yield Run("resumed/grappa/1_rank", partial(stopped, grappa(), nodes, Blocks, num_ranks=1), 1)
     for name in ("llcg", "grappa"):
@@ -91,8 +91,9 @@ def runs() -> Iterator[Run]:
         yield Run(f"resumed/{name}/shards", partial(stopped, BASIC[name], partial(nodes, store="shards"), Blocks), 2)
         make, of_types = OF_TYPES_BASIC[name], partial(nodes, graph="typed")
         yield Run(f"resumed/{name}/typed", partial(stopped, make, of_types, lambda: typed_module(None)), 2)
-        owned = partial(stopped, make, of_types, lambda: Typed(edge_types(), owned=True))
-        yield Run(f"resumed/{name}/typed_owned", owned, 2)
+        if name == "grappa":
+            owned = partial(stopped, make, of_types, lambda: Typed(edge_types(), owned=True))
+            yield Run(f"resumed/{name}/typed_owned", owned, 2)
         for split in ("undirected", "typed", "events"):
             of_split = partial(links_of, split)
             yield Run(f"resumed/{name}/links_{split}", partial(stopped, make, of_split, links(split)), 2)

@@ -320,7 +320,7 @@ class Elastic(Patience):
 def refuse_states(module: nn.Module, states: Sequence[ReplicaState]) -> None:
     """Refuse what ranks do not have alike: a meeting that is held again averages whole parameters."""
     for state in states:
-        state.refuse_replicas("TMAStrategy(peers=Elastic())", "TMAStrategy() without peers")
+        state.refuse_replicas("TMAStrategy(peers=Elastic())")
         rows = state.rows()
         if names := [rows[id(each)] for each in module.parameters() if each.requires_grad and id(each) in rows]:
             raise ValueError(

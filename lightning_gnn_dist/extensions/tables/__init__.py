@@ -1,7 +1,7 @@
 """Learned rows of nodes: tables of which a step touches some rows, and of which ranks exchange those alone.
 
     nn.Embedding(num_nodes, 64, sparse=True)    every rank has all rows
-    OwnedEmbedding(num_nodes, 64)               each rank has some, and asks the others for theirs
+    OwnedEmbedding(num_nodes, 64)               each rank has some, and asks the others for theirs (GrappaStrategy)
 
 learned_tables.py   what strategies ask, a ``ReplicaState``: all tables of a module, in one call of the trainer
 table.py            which parameters are tables, and what they cannot be
@@ -9,7 +9,6 @@ owned_embedding.py  the table that no rank holds whole; row_owners.py has what i
 exchange.py         rows that ranks have touched, on their way to all or to their owners: sums and means
 gradients.py        means of gradients, at every step and in corrections, and how they are clipped
 learned_rows.py     the means of rows in rounds, a ``MeetingHook`` of meetings
-replica_rows.py     rows with owners, as a replica trains copies of them in a round
 lazy_adam.py        Adam that moves the rows of the gradient alone
 
 It comes in as a ``ReplicaState`` by the name "sparse rows", and needs no other extension.

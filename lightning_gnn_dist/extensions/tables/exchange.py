@@ -7,16 +7,15 @@ Of replicas the mean, of gradients the sum. With :math:`\theta_{p,i}` row :math:
     \theta_i \leftarrow \sum_p \frac{a_{p,i}}{\sum_q a_{q,i}}\, \theta_{p,i}, \qquad g_i \leftarrow \sum_p g_{p,i}
 
 A row that one rank alone has touched is that rank's, to the bit. Terms are added in the order of ranks. There are two
-ways home, and both come to the same bits:
+ways home:
 
 to all       of a table that every rank has: one of the ranks that have touched a row puts it together for all
-to owners    of a table of which each rank has a range of rows: the owner of a row puts it together, and keeps it
+to owners    gradients of a table of which each rank has a range of rows: the owner of a row adds them up
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.lending import sent
-from lightning_gnn_dist.extensions.tables.row_owners import bounds_of, pieces_of
+from lightning_gnn_dist.extensions.tables.row_owners import bounds_of
 from lightning_gnn_dist.rounds.sparse_gradients import short, take_rows_
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import all_gather_pieces, exchange_pieces
@@ -45,7 +44,6 @@ class TouchedRows(NamedTuple):
 
 # Makes of the rows of ranks, in their order, one row for each of the ids: a list with a tensor for each that is made.
 Merge = Callable[[Tensor, list[TouchedRows]], list[Tensor]]
-TouchedIn = Callable[[Sequence[tuple[int, int]]], TouchedRows]  # what a rank has touched in some ranges of ids
 
 
 def ids_of(ranks: Iterable[TouchedRows]) -> Tensor:
@@ -238,29 +236,3 @@ def to_owners(num_rows: int, rows: TouchedRows, flags: Sequence[int] = ()) -> tu
     came = exchange_pieces(leaving, [[[count] * len(leaving[0]) for count in of_rank] for of_rank in counts])
     found = [TouchedRows(places.long(), values) for places, *values in came]
     return found, [numbers[: len(flags)] for numbers in ranks]
-
-
-@torch.no_grad()
-def mean_at_owners_(num_rows: int, own: TouchedIn, tensors: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Replace rows that ranks have touched, and their moments, by weighted means, where they lie. Collective.
-
-    Args:
-        num_rows: How many rows the table has.
-        own: Returns what this rank has touched in some ranges of ids: in how many steps, and rows as ``tensors`` has.
-        tensors: The rows that lie here, and their moments.
-        weights: What each rank counts for. A row that ranks of weight 0 alone have touched stays as it is.
-    """
-    for ranges in _ranges_at_once(num_rows, tensors):
-        ranks, _ = to_owners(num_rows, own(ranges))
-        ids = ids_of(rows for rows, weight in zip(ranks, weights, strict=True) if weight > 0)
-        for tensor, mean in zip(tensors, means_of(ids, ranks, weights), strict=True):
-            tensor.index_copy_(0, ids, mean)
-
-
-def _ranges_at_once(num_rows: int, tensors: Sequence[Tensor]) -> Iterator[list[tuple[int, int]]]:
-    """Yield ranges of ids whose rows are sent at once, one of each owner: the same on all ranks."""
-    owners = [*pairwise(bounds_of(num_rows, collectives.world_size()))]
-    row_bytes = sum(each.element_size() * math.prod(each.shape[1:]) for each in tensors)
-    longest = max(last - first for first, last in owners)
-    for start, stop in pieces_of(0, longest, row_bytes * len(owners)):
-        yield [(min(first + start, last), min(first + stop, last)) for first, last in owners]

@@ -26,7 +26,7 @@ from lightning_gnn_dist.extensions.tables.exchange import (
     to_owners,
     weights_of_ranks,
 )
-from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding, refuse_product
+from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding
 from lightning_gnn_dist.extensions.tables.table import Table, coalesced, touched
 from lightning_gnn_dist.rounds.sparse_gradients import no_rows, of_rows
 from lightning_gnn_dist.wire import collectives
@@ -53,25 +53,21 @@ def mean_at_each_step_(of_all: Sequence[Table], owned: Sequence[OwnedEmbedding])
 
 @torch.no_grad()
 def mean_gradients_(held: Sequence[tuple[int, Table]], gradients: list[Tensor], weight: float) -> None:
-    """Replace coalesced gradients by weighted means over ranks: of owned tables by those of the rows here. Collective.
-
-    Where a number of the latter is not finite, wherever it lies, all ranks get one that is not.
+    """Replace coalesced gradients of tables that every rank has by weighted means over ranks. Collective.
 
     Args:
-        held: Tables, one at least, and which of the gradients is theirs.
+        held: The tables, one at least, and which of the gradients is theirs.
         gradients: The gradients, of which others stay as they are.
         weight: What those of this rank count for.
     """
     share = weight / sum(weights_of_ranks(weight, gradients[held[0][0]].device))
+    own = []
     for place, _ in held:
         ids, values = touched(gradients[place])
-        gradients[place] = of_rows(gradients[place], ids, values * share)
-    for is_owned, sums in ((False, _sums), (True, _sums_at_owners)):
-        some = [(place, table) for place, table in held if (table.embedding is not None) is is_owned]
-        found = sums([table for _, table in some], [gradients[place] for place, _ in some])
-        for (place, _), total in zip(some, found, strict=True):
-            assert total is not None
-            gradients[place] = total
+        own.append(of_rows(gradients[place], ids, values * share))
+    for (place, _), total in zip(held, _sums([table for _, table in held], own), strict=True):
+        assert total is not None
+        gradients[place] = total
 
 
 def _sums(tables: Sequence[Table], gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
@@ -90,35 +86,27 @@ def _sums(tables: Sequence[Table], gradients: Sequence[Tensor | None]) -> Sequen
     return [of_rows(weight, touches.ids, total) if has else None for weight, (touches, (total,)), has in sums]
 
 
-def _sums_at_owners(tables: Sequence[Table], gradients: Sequence[Tensor | None]) -> Sequence[Tensor]:
-    """Return the sums over ranks of gradients of tables whose rows have owners. Collective, if there are any."""
-    if not tables:
-        return []
-    found = []
-    for table, gradient in zip(tables, gradients, strict=True):
-        assert table.embedding is not None and gradient is not None
-        ids, values = touched(gradient)
-        ranks, _ = to_owners(table.embedding.num_embeddings, TouchedRows(ids, [values]))
-        found.append(_sum_here(table.embedding.here, ranks))
-    bad = torch.tensor([float(not all(bool(each._values().isfinite().all()) for each in found))], device=values.device)
-    collectives.sum_(bad)
-    return [_not_finite(each, torch.nan) for each in found] if bad.item() else found
-
-
 def _hand_to_owners(table: OwnedEmbedding) -> bool:
     """Give a table the gradient of the rows that lie here; return whether all ranks' are finite. Collective."""
     parameter = table.parameter
-    refuse_product(parameter.grad)
+    if parameter.grad is not None and not parameter.grad.is_sparse:
+        raise ValueError(
+            "The weight of an OwnedEmbedding has a dense gradient, and a rank has some of its rows alone, so that a "
+            "product with it is not one with the whole table: look rows up by their ids alone."
+        )
     ids, rows, has_any = table.take_gradients()
     flags = [int(has_any), int(bool(rows.isfinite().all()))]
     came, ranks = to_owners(table.num_embeddings, TouchedRows(ids, [rows]), flags)
     if any(has_any for has_any, _ in ranks):
-        gradient = _divided(_sum_here(parameter, came), len(came))
+        ids = ids_of(came)
+        gradient = _divided(of_rows(parameter, ids, *sums_of(ids, came)), len(came))
         # There is one where a backward by hand comes before the step of another.
         parameter.grad = gradient if parameter.grad is None else (parameter.grad + gradient).coalesce()
     are_finite = all(is_finite for _, is_finite in ranks)
-    if not are_finite:  # so that mixed precision skips the step on all ranks or on none
-        parameter.grad = _not_finite(parameter, torch.inf)
+    if not are_finite:  # one row, also here where none is, so that mixed precision skips the step on all ranks or none
+        ids = torch.zeros(1, dtype=torch.int64, device=parameter.device)
+        infinite = parameter.new_full((1, parameter.shape[1]), torch.inf, layout=torch.strided)
+        parameter.grad = of_rows(parameter, ids, infinite)
     return are_finite
 
 
@@ -127,31 +115,18 @@ def _divided(gradient: Tensor, number: int) -> Tensor:
     return gradient
 
 
-def _sum_here(parameter: Tensor, ranks: Sequence[TouchedRows]) -> Tensor:
-    """Return as a gradient the sums of what ranks have sent for the rows that lie here."""
-    ids = ids_of(ranks)
-    return of_rows(parameter, ids, *sums_of(ids, ranks))
-
-
-def _not_finite(like: Tensor, value: float) -> Tensor:
-    """Return a gradient whose one row is infinite or NaN, also on a rank that has no rows."""
-    ids = torch.zeros(1, dtype=torch.int64, device=like.device)
-    return of_rows(like, ids, like.new_full((1, like.shape[1]), value, layout=torch.strided))
-
-
 # Clipping, as Lightning calls it.
 
 
-def clip_sparse_gradients(precision: Precision) -> None:
-    """Let Lightning clip sparse gradients beside dense ones, by norm and by value."""
+def clip_sparse_gradients(precision: Precision, tables: Sequence[OwnedEmbedding]) -> None:
+    """Let Lightning clip sparse gradients beside dense ones, by norm and by value.
+
+    With ``tables`` of which each rank has some rows, a norm counts each row once, whichever rank has it. Collective
+    when it clips then.
+    """
     give_back_clipping(precision)
-    parameters_of = precision.main_params
+    parameters_of, owned = precision.main_params, {id(table.parameter) for table in tables}
     precision.main_params = lambda optimizer: stand_ins(parameters_of(optimizer))  # type: ignore[method-assign]
-
-
-def clip_owned_gradients(precision: Precision, tables: Sequence[OwnedEmbedding]) -> None:
-    """Let Lightning clip by a norm that counts each row once, whichever rank has it. Collective when it clips."""
-    owned = {id(table.parameter) for table in tables}
 
     def clip_by_norm(optimizer: Optimizer, clip_val: float) -> None:
         held = [each for group in optimizer.param_groups for each in group["params"]]
@@ -167,14 +142,9 @@ def clip_owned_gradients(precision: Precision, tables: Sequence[OwnedEmbedding])
 
 
 def give_back_clipping(precision: Precision) -> None:
-    """Undo :func:`clip_sparse_gradients` and :func:`clip_owned_gradients`."""
-    vars(precision).pop("main_params", None)
-    clip_as_before(precision)
-
-
-def clip_as_before(precision: Precision) -> None:
-    """Undo :func:`clip_owned_gradients`."""
-    vars(precision).pop(_CLIPS, None)
+    """Undo :func:`clip_sparse_gradients`."""
+    for name in ("main_params", _CLIPS):
+        vars(precision).pop(name, None)
 
 
 def _norm_of_ranks(parameters: Sequence[nn.Parameter], values: Sequence[Tensor]) -> list[nn.Parameter]:

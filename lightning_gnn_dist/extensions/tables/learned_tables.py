@@ -7,8 +7,7 @@ takes its own from one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 from weakref import WeakMethod
 
@@ -17,12 +16,10 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.extensions.tables.gradients import (
-    clip_as_before,
-    clip_owned_gradients,
     clip_sparse_gradients,
     give_back_clipping,
     mean_at_each_step_,
@@ -30,14 +27,11 @@ from lightning_gnn_dist.extensions.tables.gradients import (
 )
 from lightning_gnn_dist.extensions.tables.learned_rows import LearnedRows
 from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding, divide, owned_tables
-from lightning_gnn_dist.extensions.tables.replica_rows import ReplicaRows
 from lightning_gnn_dist.extensions.tables.row_owners import RowOwners
 from lightning_gnn_dist.extensions.tables.table import Table, check_tables, refuse_owned, tables_of
 from lightning_gnn_dist.rounds.meeting_hook import MeetingHook, ReplicaState
 from lightning_gnn_dist.rounds.own_states import asking_nobody
 from lightning_gnn_dist.wire import collectives
-
-Entry = dict[str, Any]  # an optimizer's state of one parameter
 
 
 class LearnedTables(ReplicaState):
@@ -53,15 +47,14 @@ class LearnedTables(ReplicaState):
         self._owners: RowOwners | None = None  # of rows of some tables, until they leave; they may outlive this
         self._optimizers: Sequence[Optimizer] = []  # of the fit
         self._precision: Precision | None = None
-        self._rows: LearnedRows | None = None  # in a fit of rounds
         self._exchanges = False  # gradients, at each step of the fit
 
     def check_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
         if any(table.weight.requires_grad for table in self._all):
             check_tables(self._module, optimizers)
 
-    def refuse_replicas(self, what: str, way_out: str) -> None:
-        refuse_owned(self._module, what, way_out)
+    def refuse_replicas(self, what: str) -> None:
+        refuse_owned(self._module, what)
 
     def divide(self, device: torch.device) -> None:
         """Let each rank own some rows of each :class:`OwnedEmbedding`, unless it does. Collective."""
@@ -80,13 +73,18 @@ class LearnedTables(ReplicaState):
 
     def begin_fit(self, optimizers: Sequence[Optimizer], precision: Precision) -> None:
         self._optimizers, self._precision = optimizers, precision
-        self._check_callbacks()
+        callbacks = self._module.trainer.callbacks  # type: ignore[attr-defined]
+        found = [each for each in callbacks if isinstance(each, WeightAveraging | StochasticWeightAveraging)]
+        if found and self._owned:
+            name = next(iter(owned_tables(self._module)))
+            raise ValueError(
+                f"{type(found[0]).__name__} keeps a copy of all weights, and of {name}, an "
+                "OwnedEmbedding, each rank has some rows: leave it out, or use nn.Embedding(..., sparse=True)."
+            )
         self.check_optimizers(optimizers)
-        clip_sparse_gradients(precision)
-        if self._exchanges:
-            clip_owned_gradients(precision, self._owned)
-            for table in self._owned:
-                table.take_gradients()  # of an earlier fit
+        clip_sparse_gradients(precision, self._owned)
+        for table in self._owned:
+            table.take_gradients()  # of an earlier fit
 
     def have_changed(self) -> None:
         if self._owners is not None:
@@ -109,16 +107,6 @@ class LearnedTables(ReplicaState):
             self._owners.close()
         self._owners, self._all = None, []
 
-    def _check_callbacks(self) -> None:
-        callbacks = self._module.trainer.callbacks  # type: ignore[attr-defined]
-        found = [each for each in callbacks if isinstance(each, WeightAveraging | StochasticWeightAveraging)]
-        if found and self._owned:
-            name = next(iter(owned_tables(self._module)))
-            raise ValueError(
-                f"{type(found[0]).__name__} keeps a copy of all weights, and of {name}, an "
-                "OwnedEmbedding, each rank has some rows: leave it out, or use nn.Embedding(..., sparse=True)."
-            )
-
     @property
     def _owned(self) -> list[OwnedEmbedding]:
         """The tables of which each rank has some rows."""
@@ -132,34 +120,12 @@ class LearnedTables(ReplicaState):
     # In rounds.
 
     def hooks(self, averages: Callable[[str], bool]) -> Sequence[MeetingHook]:
-        self._rows = LearnedRows(self._all, self._owners, averages)
-        return [self._rows]
-
-    @contextmanager
-    def stepping(self, precision: Precision) -> Iterator[None]:
-        """In the block, parameters and optimizers have the rows that lie here, which may step there."""
-        clip_owned_gradients(precision, self._owned)
-        try:
-            with self._in_own_form():
-                yield
-        finally:
-            clip_as_before(precision)
+        return [LearnedRows(self._all, averages)]
 
     def average_gradients_(self, parameters: Sequence[Tensor], gradients: list[Tensor], weight: float) -> None:
         by_id = {id(table.weight): table for table in self._all}
         if held := [(place, by_id[id(each)]) for place, each in enumerate(parameters) if id(each) in by_id]:
             mean_gradients_(held, gradients, weight)
-
-    @property
-    def _replicas(self) -> list[ReplicaRows]:
-        return [] if self._rows is None else self._rows.replicas
-
-    @contextmanager
-    def _in_own_form(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for replica in self._replicas:
-                stack.enter_context(replica.in_own_form())
-            yield
 
     # Where ranks exchange gradients at every step.
 
@@ -175,7 +141,7 @@ class LearnedTables(ReplicaState):
         collectives.broadcast_([table.weight.data for table in self._of_all])
 
     def begin_batch(self) -> None:
-        if self._exchanges and self._owners is not None:
+        if self._owners is not None:
             self._owners.trains, self._owners.is_stepping = True, False
 
     def exchange_gradients(self, *, steps_next: bool) -> bool:
@@ -187,17 +153,6 @@ class LearnedTables(ReplicaState):
         return are_finite
 
     # In checkpoints.
-
-    def without_rows(self, states: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-        """Return states of optimizers without moments that a checkpoint has once."""
-        owned = {id(table.parameter) for table in self._owned}
-
-        def without(parameter: nn.Parameter, entry: Entry) -> Entry:
-            if id(parameter) not in owned:
-                return entry
-            return {name: each for name, each in entry.items() if not isinstance(each, Tensor) or not each.dim()}
-
-        return [_changed(*pair, without) for pair in zip(states, self._optimizers, strict=False)]
 
     @property
     def maps_files(self) -> bool:  # type: ignore[override]
@@ -218,57 +173,36 @@ class LearnedTables(ReplicaState):
 
     def optimizer_state(self, get: Callable[[], dict[str, Any]], optimizer: Optimizer) -> dict[str, Any]:
         """Return the state of an optimizer from ``get``, with the rows of all ranks. Not collective."""
-        if self._owners is None:
-            return get()
-        owned = {id(table.parameter): table for table in self._owned}
-
-        def whole(parameter: nn.Parameter, entry: Entry) -> Entry:
-            if (table := owned.get(id(parameter))) is None:
-                return entry
-            assert table.owners is not None
-            moments = _with_rows(entry, len(parameter))
-            return entry | {name: table.owners.whole(table.number, own, name) for name, own in moments.items()}
-
-        with self._in_own_form():
-            return _changed(get(), optimizer, whole)
+        return self._with_moments(get(), optimizer, _whole)
 
     def own_states(self, states: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-        """Return states of optimizers with the rows that lie here, of such with all rows; replicas take theirs."""
-        if self._owners is None:
-            return states
-        owned = {id(table.parameter): table for table in self._owned}
-        replicas = {id(replica.parameter): replica for replica in self._replicas}
+        """Return states of optimizers with the rows that lie here, of such with all rows."""
+        pairs = zip(states, self._optimizers, strict=False)
+        return [self._with_moments(*pair, _own) for pair in pairs] if self._owned else states
 
-        def own(parameter: nn.Parameter, entry: Entry) -> Entry:
-            if (table := owned.get(id(parameter))) is None:
-                return entry
-            moments = _with_rows(entry, table.num_embeddings)
-            if (replica := replicas.get(id(parameter))) is not None:
-                replica.take_moments(moments)
-                return {name: each for name, each in entry.items() if name not in moments}
-            first, last = table.rows_of_rank
-            return entry | {name: whole[first:last].clone() for name, whole in moments.items()}
-
-        return [_changed(*pair, own) for pair in zip(states, self._optimizers, strict=False)]
+    def _with_moments(
+        self, state: dict[str, Any], optimizer: Optimizer, taken: Callable[[OwnedEmbedding, str, Tensor], Tensor]
+    ) -> dict[str, Any]:
+        """Return the state of an optimizer with other moments of tables of which each rank has some rows."""
+        owned, entries = {id(table.parameter): table for table in self._owned}, {**state["state"]}
+        for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            if (table := owned.get(id(parameter))) is not None and number in entries:
+                entries[number] = {
+                    name: taken(table, name, each) if isinstance(each, Tensor) and each.dim() else each
+                    for name, each in entries[number].items()
+                }
+        return {**state, "state": entries}
 
     def _moments(self, rows: Tensor) -> dict[str, Any]:
         """Return the moments that others may ask for, given what has the rows that lie here."""
-        for replica in self._replicas:
-            if replica.table.here is rows:
-                return {**replica.moments}
         return next((each.state[rows] for each in self._optimizers if rows in each.state), {})
 
 
-def _with_rows(entry: Entry, number: int) -> dict[str, Tensor]:
-    """Return what a parameter's state has so many rows of."""
-    tensors = {name: each for name, each in entry.items() if isinstance(each, Tensor) and each.dim()}
-    return {name: each for name, each in tensors.items() if len(each) == number}
+def _whole(table: OwnedEmbedding, name: str, own: Tensor) -> Tensor:
+    assert table.owners is not None
+    return table.owners.whole(table.number, own, name) if len(own) == len(table.parameter) else own
 
 
-def _changed(
-    state: dict[str, Any], optimizer: Optimizer, change: Callable[[nn.Parameter, Entry], Entry]
-) -> dict[str, Any]:
-    """Return the state of an optimizer with other entries of its parameters; an empty one is left out."""
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    entries = {number: change(each, state["state"].get(number, {})) for number, each in enumerate(parameters)}
-    return {**state, "state": {number: entry for number, entry in entries.items() if entry}}
+def _own(table: OwnedEmbedding, _: str, whole: Tensor) -> Tensor:
+    first, last = table.rows_of_rank
+    return whole[first:last].clone() if len(whole) == table.num_embeddings else whole

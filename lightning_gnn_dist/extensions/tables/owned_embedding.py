@@ -2,21 +2,19 @@
 
 one process:  whole table, made when it is first used, with sparse gradients
 P ranks:      rank p has the rows from N p / P on; a forward asks for those of the batch
-gradients:    wait here until the strategy hands them to the rows' owners; or a replica trains copies of the rows, which
-              go to their owners when ranks meet
+gradients:    wait here until the strategy hands them to the rows' owners
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 from zlib import crc32
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from lightning_gnn_dist.checks import check_at_least, check_positive, check_seed, holds_integers, shown
@@ -32,24 +30,13 @@ _NOT_MADE, _WHOLE, _OWNED = range(3)  # what a rank has of a table
 _NO_STATE_YET = "Save a checkpoint by the trainer, and load its weights: Module.load_from_checkpoint(path)."
 
 
-class Replica(Protocol):
-    """What a rank that trains copies of rows has of a table: ``held`` has the rows that lie here meanwhile."""
-
-    held: nn.Parameter
-    is_in_round: Callable[[], bool]
-
-    def rows(self, ids: Tensor, *, trains: bool) -> Tensor:
-        """Return rows as this rank has trained them; ``trains`` says that it is for a gradient."""
-
-
 class OwnedEmbedding(nn.Module):
     """An ``nn.Embedding(num_embeddings, embedding_dim, sparse=True)`` of which each rank of a fit holds a part.
 
     With P ranks each has 1/P of the rows, and of the optimizer's moments of them. A forward asks the owners of the rows
-    for what the batch lacks. With :class:`GrappaStrategy` the gradient of a row goes to its owner at each step. With
-    strategies of rounds a rank trains copies of the rows that it touches in a round, and their owners put them together
-    at the meeting. In one process it is an ``nn.Embedding`` with sparse gradients. Either way its rows are made where
-    they lie when they are first used, and depend on the seed alone, not on the number of ranks.
+    for what the batch lacks, and the gradient of a row goes to its owner at each step: on several ranks it takes
+    :class:`GrappaStrategy`. In one process it is an ``nn.Embedding`` with sparse gradients. Either way its rows are
+    made where they lie when they are first used, and depend on the seed alone, not on the number of ranks.
 
     ``state_dict()`` has the whole table, which it asks for, and ``load_state_dict()`` takes it. So a checkpoint holds
     it once, and is loaded on any number of ranks. After a fit ranks may look rows up while all of them run.
@@ -78,7 +65,6 @@ class OwnedEmbedding(nn.Module):
         self.number = 0  # among the tables of its owners
         self._kind = _NOT_MADE
         self.owners: RowOwners | None = None
-        self._replica: Replica | None = None
         self._gradients: list[tuple[Tensor, Tensor]] = []  # ids, each once, and the gradients of their rows
         # Of the shape of the whole, in the memory of one row, until there are rows.
         self._parameters["weight"] = nn.Parameter(torch.zeros(1, embedding_dim).expand(num_embeddings, -1))
@@ -88,12 +74,7 @@ class OwnedEmbedding(nn.Module):
         """The rows that lie here: all of them in one process, which makes them; a range of them in a fit of ranks."""
         if self._kind == _NOT_MADE:
             self._make_all()
-        return self.here
-
-    @property
-    def here(self) -> nn.Parameter:
-        """What has the rows that lie here."""
-        return self.parameter if self._replica is None else self._replica.held
+        return self.parameter
 
     @property
     def parameter(self) -> nn.Parameter:
@@ -115,15 +96,8 @@ class OwnedEmbedding(nn.Module):
         if not isinstance(ids, Tensor) or not holds_integers(ids):
             raise TypeError(f"ids must be a tensor of integers, as batch.n_id is, got {shown(ids)}.")
         unique, places = ids.unique(return_inverse=True)
-        trains = torch.is_grad_enabled() and self.parameter.requires_grad
-        if self._replica is not None:
-            rows = self._replica.rows(unique.long().cpu(), trains=trains)
-            if trains:
-                looked_up: Tensor = _LookedUp.apply(self.parameter, rows, places, ids)  # type: ignore[no-untyped-call]
-                return looked_up
-            return functional.embedding(places, rows)
-        (rows,) = ask_owners(self, unique.long().cpu())
-        if trains:
+        rows = sent(self.owners.rows(self.number, unique.long().cpu()), self.parameter.device)
+        if torch.is_grad_enabled() and self.parameter.requires_grad:
             rows.requires_grad_()
             rows.register_post_accumulate_grad_hook(partial(self._keep_gradient, unique.long()))
         return functional.embedding(places, rows)
@@ -149,7 +123,7 @@ class OwnedEmbedding(nn.Module):
         """Hold all rows here from now on, and ask nobody any more. Not collective."""
         if self.owners is not None:
             self.parameter.data = self._whole().to(self.parameter.device)
-            self._kind, self.owners, self._replica = _WHOLE, None, None
+            self._kind, self.owners = _WHOLE, None
 
     def extra_repr(self) -> str:
         return f"{self.num_embeddings}, {self.embedding_dim}, std={self.std:g}"
@@ -159,7 +133,7 @@ class OwnedEmbedding(nn.Module):
         if not self.owners.trains:
             raise RuntimeError(
                 f"The rows of this OwnedEmbedding lie on {self.owners.size} ranks, and outside a fit nobody takes "
-                "their gradients: train with GrappaStrategy or a strategy of rounds, or load the model in one process."
+                "their gradients: train with GrappaStrategy, or load the model in one process."
             )
         self._gradients.append((ids, rows.grad))
         rows.grad = None
@@ -171,7 +145,7 @@ class OwnedEmbedding(nn.Module):
                 f"Rows of this OwnedEmbedding lie on {self.owners.size} ranks, which have ended or were left. "
                 f"{_NO_STATE_YET}"
             )
-        return self.owners.whole(self.number, self.here.data)
+        return self.owners.whole(self.number, self.parameter.data)
 
     def _make_all(self) -> None:
         self._make(0, self.num_embeddings)
@@ -187,9 +161,7 @@ class OwnedEmbedding(nn.Module):
     # What torch calls.
 
     def _apply(self, fn: Any, recurse: bool = True) -> OwnedEmbedding:
-        if self._replica is not None:
-            self._replica.held.data = fn(self._replica.held.data)
-        elif self._kind != _NOT_MADE:
+        if self._kind != _NOT_MADE:
             super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
             return self
         with torch.no_grad():  # for the one row in memory, not for each
@@ -198,7 +170,7 @@ class OwnedEmbedding(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         if asks_nobody():
-            destination[f"{prefix}weight"] = self.here.detach()
+            destination[f"{prefix}weight"] = self.parameter.detach()
         elif self.owners is not None:
             destination[f"{prefix}weight"] = self._whole()
         else:
@@ -216,21 +188,13 @@ class OwnedEmbedding(nn.Module):
         if tuple(found.shape) != shape:
             lists[-1].append(f"{name} has the shape {tuple(found.shape)} in the state, and {shape} here.")
             return
-        self._load(found)
-
-    def _load(self, whole: Tensor) -> None:
-        if self._replica is not None and self._replica.is_in_round():
-            raise RuntimeError(
-                "Weights were loaded into an OwnedEmbedding inside a round, of whose rows ranks are training copies: "
-                "load them between rounds, as in on_train_epoch_end or on_validation_end."
-            )
         first, last = self.rows_of_rank
         with torch.inference_mode(False), torch.no_grad():
             if self._kind == _NOT_MADE:
-                self.parameter.data = whole.detach().to(self.parameter.data, copy=True)
+                self.parameter.data = found.detach().to(self.parameter.data, copy=True)
                 self._kind = _WHOLE
             else:
-                self.here.data.copy_(whole[first:last])
+                self.parameter.data.copy_(found[first:last])
         if self.owners is not None:
             self.owners.has_changed()
 
@@ -263,7 +227,7 @@ class OwnedEmbedding(nn.Module):
         bounds = bounds_of(self.num_embeddings, collectives.world_size())
         first, last = bounds[collectives.rank() : collectives.rank() + 2]
         if _OWNED in kinds:
-            if any(kind != _OWNED for kind in kinds) or len(self.here) != last - first:
+            if any(kind != _OWNED for kind in kinds) or len(self.parameter) != last - first:
                 raise RuntimeError(f"Rows of an OwnedEmbedding lie on other ranks, of an earlier fit. {_NO_STATE_YET}")
         elif kinds[0] == _NOT_MADE:
             self.seed = seed
@@ -272,56 +236,6 @@ class OwnedEmbedding(nn.Module):
             rows = self.parameter.data.new_empty((last - first, self.embedding_dim))
             send_from_first(self.parameter.data, rows, self.num_embeddings)
             self.parameter.data = rows
-
-    def show_none(self) -> None:
-        """Let the parameter have the shape of the whole, in the memory of one row."""
-        self.parameter.data = self.here.data.new_zeros(1, self.embedding_dim).expand(self.num_embeddings, -1)
-
-    def keep_together(self) -> None:
-        """Undo :func:`keep_apart`."""
-        if self._replica is not None and self.owners is not None:
-            self.parameter.grad = None
-            self.parameter.data = self._replica.held.data
-            self.owners.tables[self.number] = self.parameter
-        self._replica = None
-
-
-def ask_owners(table: OwnedEmbedding, ids: Tensor, *, moments: bool = False) -> list[Tensor]:
-    """Return rows as their owners have them, and if asked for those of moments that owners keep. Not collective.
-
-    Args:
-        table: The table.
-        ids: Which rows: each once, increasing, on the CPU.
-        moments: Whether to ask for moments, too.
-    """
-    assert table.owners is not None
-    return [sent(rows, table.parameter.device) for rows in table.owners.rows(table.number, ids, moments=moments)]
-
-
-def keep_apart(table: OwnedEmbedding, replica: Replica) -> None:
-    """Let a replica train copies: it holds the rows that lie here, and the parameter none."""
-    assert table.owners is not None
-    replica.held.data, table._replica = table.parameter.data, replica
-    table.owners.tables[table.number] = replica.held
-    table.show_none()
-
-
-class _LookedUp(torch.autograd.Function):
-    """An embedding with sparse gradients, whose rows lie elsewhere than its parameter."""
-
-    @staticmethod
-    def forward(ctx: Any, parameter: nn.Parameter, rows: Tensor, places: Tensor, ids: Tensor) -> Tensor:
-        ctx.shape = parameter.shape
-        ctx.save_for_backward(ids)
-        return functional.embedding(places, rows)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> Any:
-        (ids,) = ctx.saved_tensors
-        values = gradient.reshape(-1, ctx.shape[1])  # as torch's own: a row for each id, though some may be there twice
-        indices = ids.long().reshape(1, -1)
-        return torch.sparse_coo_tensor(indices, values, ctx.shape, check_invariants=False), None, None, None
 
 
 def owned_tables(module: nn.Module) -> dict[str, OwnedEmbedding]:
@@ -369,12 +283,3 @@ def initial_rows_(out: Tensor, first: int, seed: int, std: float) -> None:
         rows = torch.randn(ROWS_OF_BLOCK, out.shape[1], generator=generator, dtype=torch.float32).mul_(std)
         low, high = max(first, begin), min(stop, begin + ROWS_OF_BLOCK)
         out[low - first : high - first] = rows[low - begin : high - begin]  # in its own type, on its device
-
-
-def refuse_product(gradient: Tensor | None) -> None:
-    """Refuse a dense gradient of the rows that lie here."""
-    if gradient is not None and not gradient.is_sparse:
-        raise ValueError(
-            "The weight of an OwnedEmbedding has a dense gradient, and a rank has some of its rows alone, so that a "
-            "product with it is not one with the whole table: look rows up by their ids alone."
-        )

@@ -4,9 +4,9 @@
     owner: waits until its rows are as old as the question says -> answers
 
 Asking is not collective: ranks look rows up as often as they like. A question says how often the asker has seen the
-tables change: by a step of the optimizer, at a meeting of replicas, or by weights that were loaded, all of which all
-ranks do alike. An owner that has changed its rows less often waits until it has. It cannot be ahead: before its next
-step or meeting it takes part in an exchange that needs the asker, too.
+tables change: by a step of the optimizer, or by weights that were loaded, both of which all ranks do alike. An owner
+that has changed its rows less often waits until it has. It cannot be ahead: before its next step it takes part in an
+exchange that needs the asker, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import atexit
 import math
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from threading import Condition, Thread
 from typing import Any
@@ -29,7 +29,6 @@ from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.asking import Asking, Message
 from lightning_gnn_dist.wire.channel import exchange_pieces, open_channel, patience
 
-ROWS, RANGE, WITH_MOMENTS = range(3)  # kinds of questions
 PIECE_BYTES = 1 << 24  # of what is sent in one answer where many rows are wanted
 
 Moments = Callable[[Tensor], dict[str, Any]]
@@ -90,23 +89,20 @@ class RowOwners:
             self.version += 1
             self._change.notify_all()
 
-    def rows(self, table: int, ids: Tensor, *, moments: bool = False) -> list[Tensor]:
-        """Return rows, and those of all moments that their owners keep, by name, on the CPU. Not collective.
+    def rows(self, table: int, ids: Tensor) -> Tensor:
+        """Return rows of a table, on the CPU. Not collective.
 
         Args:
             table: The number of the table.
             ids: Which rows: each once, increasing, on the CPU.
-            moments: Whether to ask for moments, too.
         """
-        kind = WITH_MOMENTS if moments else ROWS
         bounds = self.bounds[table]
         if len(ids) and (int(ids[0]) < 0 or int(ids[-1]) >= bounds[-1]):
             wrong = int(ids[0]) if int(ids[0]) < 0 else int(ids[-1])
             raise IndexError(f"Row {wrong} of an OwnedEmbedding with rows 0 to {bounds[-1] - 1}: look up ids of nodes.")
         cuts = torch.searchsorted(ids, torch.tensor(bounds)).tolist()
         of_ranks = [ids[cuts[rank] : cuts[rank + 1]] - bounds[rank] for rank in range(self.size)]
-        questions = [[short(of, bounds[-1])] if len(of) else None for of in of_ranks]
-        return self._asked(kind, table, questions, [of_ranks[self.rank]])
+        return self._asked(table, {rank: [short(of, bounds[-1])] for rank, of in enumerate(of_ranks) if len(of)})
 
     def range(self, table: int, start: int, stop: int, moment: str = "") -> Tensor:
         """Return the rows from ``start`` to ``stop``, which one rank has, on the CPU. Not collective.
@@ -120,9 +116,7 @@ class RowOwners:
         owner = bisect_right(self.bounds[table], start) - 1
         first = self.bounds[table][owner]
         what = [torch.tensor([start - first, stop - first]), torch.tensor(list(moment.encode()), dtype=torch.uint8)]
-        questions: list[Message | None] = [None] * self.size
-        questions[owner] = what
-        return self._asked(RANGE, table, questions, what)[0]
+        return self._asked(table, {owner: what})
 
     def whole(self, table: int, like: Tensor, moment: str = "") -> Tensor:
         """Return the rows of all ranks, piece by piece, in the type of ``like``, on the CPU. Not collective."""
@@ -134,39 +128,37 @@ class RowOwners:
                 found[start:stop] = self.range(table, start, stop, moment)
         return found
 
-    def _asked(self, kind: int, table: int, questions: list[Message | None], own: Message) -> Message:
+    def _asked(self, table: int, questions: Mapping[int, Message]) -> Tensor:
         if self.is_stepping:
             raise RuntimeError(
                 "Rows were looked up between the exchange of gradients and the optimizer's step, where some ranks have "
                 "stepped and others have not: look them up before the backward or after the step."
             )
-        if all(question is None for question in questions):
-            return self._here(kind, table, *own)  # no rows
-        is_mine, head = questions[self.rank] is not None, torch.tensor([table, self.version])
-        headed = [None if question is None else [head, *question] for question in questions]
-        answers, mine = self._asking.ask(kind, headed, lambda: self._here(kind, table, *own) if is_mine else None)
+        if not questions:
+            return self._here(table, torch.empty(0, dtype=torch.int64))
+        own, head = questions.get(self.rank), torch.tensor([table, self.version])
+        headed = [[head, *questions[rank]] if rank in questions else None for rank in range(self.size)]
+        answers, mine = self._asking.ask(0, headed, lambda: [] if own is None else [self._here(table, *own)])
         answers[self.rank] = mine
-        said = [answer for answer in answers if answer is not None]
-        return said[0] if len(said) == 1 else [torch.cat(rows) for rows in zip(*said, strict=True)]
+        said = [rows for answer in answers for rows in answer or ()]
+        return said[0] if len(said) == 1 else torch.cat(said)
 
     # What this rank answers, in any thread.
 
-    def _answer(self, kind: int, question: Message) -> Message:
+    def _answer(self, _: int, question: Message) -> Message:
         head, *rest = question
         table, version = head.tolist()
         self._wait_for(version)
-        return self._here(kind, table, *rest)
+        return [self._here(table, *rest)]
 
-    def _here(self, kind: int, table: int, places: Tensor, name: Tensor | None = None) -> Message:
+    def _here(self, table: int, places: Tensor, name: Tensor | None = None) -> Tensor:
         """Return rows that lie here: those of some places, or with a ``name`` from one to another."""
         parameter = self.tables[table]
-        if name is not None:
-            (start, stop), moment = places.tolist(), name.numpy().tobytes().decode()
-            rows = self.moments(parameter)[moment] if moment else parameter.data
-            return [rows[start:stop].detach().to("cpu", copy=True)]
-        moments = self.moments(parameter) if kind == WITH_MOMENTS else {}
-        tensors = [parameter.data, *(moments[name] for name in sorted(moments))]
-        return [each.index_select(0, sent(places, each.device)).cpu() for each in tensors]
+        if name is None:
+            return parameter.data.index_select(0, sent(places, parameter.device)).cpu()
+        (start, stop), moment = places.tolist(), name.numpy().tobytes().decode()
+        rows = self.moments(parameter)[moment] if moment else parameter.data
+        return rows[start:stop].detach().to("cpu", copy=True)
 
     def _wait_for(self, version: int) -> None:
         with self._change:

@@ -61,12 +61,12 @@ def check_tables(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
                 _check_group(held[0], optimizer, group)
 
 
-def refuse_owned(module: nn.Module, strategy: str, way_out: str = "GrappaStrategy()") -> None:
+def refuse_owned(module: nn.Module, strategy: str) -> None:
     """Refuse tables of which each rank has a part, for a strategy that cannot train them."""
     if tables := owned_tables(module):
         raise ValueError(
             f"{next(iter(tables))} is an OwnedEmbedding, whose rows live with one rank each, and {strategy} trains "
-            f"replicas that hold all: use {way_out}, or nn.Embedding(..., sparse=True) where every rank has the "
+            f"replicas that hold all: use GrappaStrategy(), or nn.Embedding(..., sparse=True) where every rank has the "
             "memory for it."
         )
 

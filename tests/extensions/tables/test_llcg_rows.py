@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data
 
-from lightning_gnn_dist import Correction, Drift, EverySteps, LazyAdam, LLCGStrategy
+from lightning_gnn_dist import Correction, Drift, EverySteps, LLCGStrategy
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
-from tests.extensions.tables.fitting import NUM_ROWS, Made, batches_of, optimizer_of, owned, rows_by_hand, state_of
+from tests.extensions.tables.fitting import NUM_ROWS, Made, batches_of, optimizer_of, rows_by_hand, state_of
 from tests.extensions.tables.test_table_gradients import Loader, OfData
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs
@@ -116,8 +116,8 @@ def test_corrections_are_those_by_hand(world_size: int, optimizer: str, options:
     assert differs(first, by_hand(world_size, optimizer)) < 1e-12
 
 
-def resumed(rank: int, world_size: int, folder: str, is_owned: bool, options: dict[str, Any]) -> tuple[Made, Made]:
-    whole, half, again = (owned(OfData()) if is_owned else OfData() for _ in range(3))
+def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> tuple[Made, Made]:
+    whole, half, again = (OfData() for _ in range(3))
     path, strategy = str(Path(folder, "half.ckpt")), partial(LLCGStrategy, EverySteps(STEPS), **options, **PATIENCE)
     train(strategy(), whole, world_size)
     train(strategy(), half, world_size, rounds=2).save_checkpoint(path)
@@ -125,12 +125,9 @@ def resumed(rank: int, world_size: int, folder: str, is_owned: bool, options: di
     return state_of(whole), state_of(again)
 
 
-@pytest.mark.parametrize(
-    ("is_owned", "options"),
-    [(False, {}), pytest.param(True, {}, marks=pytest.mark.slow), pytest.param(True, PLAIN, marks=pytest.mark.slow)],
-)
-def test_replicas_stay_equal_and_resume_to_the_bit(tmp_path: Path, is_owned: bool, options: dict[str, Any]) -> None:
-    (first, half), (second, _) = run_ranks(resumed, 2, str(tmp_path), is_owned, options)
+@pytest.mark.parametrize("options", [{}, pytest.param(PLAIN, marks=pytest.mark.slow)])
+def test_replicas_stay_equal_and_resume_to_the_bit(tmp_path: Path, options: dict[str, Any]) -> None:
+    (first, half), (second, _) = run_ranks(resumed, 2, str(tmp_path), options)
     assert differs(first, second) == 0.0
     assert differs(first, half) == 0.0
 
@@ -193,61 +190,3 @@ def refused(rank: int, world_size: int, options: dict[str, Any]) -> None:
 def test_what_rows_cannot_have_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(RankError, match=message):
         run_ranks(refused, 2, options)
-
-
-# Rows that live with one rank each, under LLCG: corrections are those of tables that all ranks hold.
-
-
-def lazy(parameters: list[Tensor]) -> LazyAdam:
-    return LazyAdam(parameters, lr=0.02)
-
-
-SETTINGS: dict[str, dict[str, Any]] = {
-    "by default": {},
-    "plain": PLAIN,
-    "of a function": PLAIN | {"correction": Correction(0.5, optimizer=lazy)},
-    "averaged": PLAIN | {"average_optimizer": True, "correction": Correction(2, lr="local")},
-    "variance": PLAIN | {"average_optimizer": "variance"},
-    "left out": PLAIN | {"nonfinite": "leave_out", "buffers": "global"},
-}
-
-
-def of_both_kinds(rank: int, world_size: int, names: list[str], optimizer: str) -> dict[str, list[Made]]:
-    """For each setting the end of a fit of a table that every rank holds, and of one whose rows have owners."""
-    found: dict[str, list[Made]] = {}
-    for name in names:
-        for module in (OfData(optimizer), owned(OfData(optimizer))):
-            strategy = LLCGStrategy(EverySteps(3), **SETTINGS[name], **PATIENCE)
-            train(strategy, module, world_size)
-            found.setdefault(name, []).append(state_of(module))
-    return found
-
-
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad
-@pytest.mark.parametrize(
-    ("names", "optimizer"),
-    [
-        (["by default", "plain"], "LazyAdam"),
-        pytest.param([*SETTINGS][2:], "LazyAdam", marks=pytest.mark.slow),
-        pytest.param(["by default", "plain", "left out"], "Adagrad", marks=pytest.mark.slow),
-    ],
-)
-def test_corrections_are_those_of_a_table_that_all_ranks_hold(names: list[str], optimizer: str) -> None:
-    for found in run_ranks(of_both_kinds, 3, names, optimizer):
-        for name, (whole, other) in found.items():
-            assert differs(whole, other) == 0.0, name
-
-
-def of_another_kind(rank: int, world_size: int, folder: str) -> None:
-    path = str(Path(folder, "half.ckpt"))
-    options = PLAIN | {"average_optimizer": True}
-    strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)
-    train(strategy, owned(OfData()), world_size, rounds=1).save_checkpoint(path)
-    strategy = LLCGStrategy(EverySteps(3), **options, **PATIENCE)
-    train(strategy, OfData(), world_size, path)
-
-
-@pytest.mark.slow
-def test_moments_of_corrections_are_of_one_kind_of_table(tmp_path: Path) -> None:
-    with pytest.raises(RankError, match=r"correction optimizer has numbers of shape .* resume with the kind of table"):
-        run_ranks(of_another_kind, 2, str(tmp_path))

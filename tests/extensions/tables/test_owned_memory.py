@@ -1,6 +1,5 @@
-"""A rank of four holds a quarter of a table and of its moments, and in rounds the rows that it touches beside them."""
+"""A rank of four holds a quarter of a table and of its moments."""
 
-from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch_geometric.data import Data
 
-from lightning_gnn_dist import GrappaStrategy, LazyAdam, LocalSGDStrategy, OwnedEmbedding
+from lightning_gnn_dist import GrappaStrategy, LazyAdam, OwnedEmbedding
 from tests.every_strategy import PATIENCE
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import run_ranks
@@ -41,20 +40,14 @@ def batches(rank: int) -> list[Data]:
     return [Data(ids=torch.randint(NUM_ROWS, (1000,), generator=chance), batch_size=1000) for _ in range(5)]
 
 
-STRATEGIES: dict[str, Callable[[], Any]] = {
-    "grappa": lambda: GrappaStrategy(**PATIENCE),
-    "local_sgd": lambda: LocalSGDStrategy(average_optimizer=True, **PATIENCE),
-}
-
-
-def peaks(rank: int, world_size: int, path: str, strategy: str) -> list[int]:
+def peaks(rank: int, world_size: int, path: str) -> list[int]:
     give_back_at_once()
     found = []
     for epochs, ckpt_path in ((1, None), (2, path)):
         loader: Any = DataLoader(batches(rank), batch_size=None)  # type: ignore[arg-type]
         options: dict[str, Any] = {"train": loader, "max_epochs": epochs, "ckpt_path": ckpt_path}
         with Peak("RssAnon") as peak:
-            fitted = fit(rank, STRATEGIES[strategy](), Large(), devices=world_size, **options)
+            fitted = fit(rank, GrappaStrategy(**PATIENCE), Large(), devices=world_size, **options)
         found.append(peak.added_bytes)
         if ckpt_path is None:
             with Peak("RssAnon") as peak:
@@ -63,12 +56,11 @@ def peaks(rank: int, world_size: int, path: str, strategy: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("strategy", ["grappa", "local_sgd"])
-def test_a_rank_holds_its_rows_alone(tmp_path: Any, strategy: str) -> None:
+def test_a_rank_holds_its_rows_alone(tmp_path: Any) -> None:
     whole = NUM_ROWS * WIDTH * 4
     most = TENSORS * whole / RANKS + (100 << 20)
     assert most < 1.2 * whole  # less than what a table with its moments takes, by far
-    first, *others = run_ranks(peaks, RANKS, str(tmp_path / "large.ckpt"), strategy, timeout=300)
+    first, *others = run_ranks(peaks, RANKS, str(tmp_path / "large.ckpt"), timeout=300)
     for in_fit, in_save, resumed in others:
         assert in_fit < most
         assert in_save < 50 << 20

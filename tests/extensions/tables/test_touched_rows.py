@@ -1,8 +1,6 @@
 """Tables under strategies of rounds: their rows against means by hand, replicas to the bit, bytes to the number."""
 
 import copy
-import time
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,10 +12,8 @@ from torch import Tensor, nn
 
 from lightning_gnn_dist import EverySteps, LazyAdam, LocalSGDStrategy, Outer, TMAStrategy
 from lightning_gnn_dist.extensions.elastic.living_peers import refuse_states
-from lightning_gnn_dist.extensions.tables import replica_rows
 from lightning_gnn_dist.extensions.tables.exchange import Touches
 from lightning_gnn_dist.extensions.tables.learned_rows import LearnedRows
-from lightning_gnn_dist.extensions.tables.replica_rows import GrowingRows
 from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.rounds.own_states import states_of
 from lightning_gnn_dist.wire import collectives
@@ -30,11 +26,10 @@ from tests.extensions.tables.fitting import (
     batches_of,
     loader_of,
     optimizer_of,
-    owned,
     rows_by_hand,
     state_of,
 )
-from tests.ranks import RankError, run_ranks
+from tests.ranks import run_ranks
 from tests.strategies.fitting import differs, fit
 
 STEPS, ROUNDS, BATCHES = 3, 4, 5
@@ -60,9 +55,8 @@ def train(rank: int, strategy: Any, module: Table, world_size: int, **options: A
     return keeps.states
 
 
-def local_sgd(rank: int, world_size: int, is_owned: bool, optimizer: str, options: dict[str, Any]) -> list[Made]:
-    strategy = LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
-    return train(rank, strategy, owned(Table(optimizer)) if is_owned else Table(optimizer), world_size)
+def local_sgd(rank: int, world_size: int, optimizer: str, options: dict[str, Any]) -> list[Made]:
+    return train(rank, LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE), Table(optimizer), world_size)
 
 
 def by_hand(optimizer: str, num_steps: list[int], *, moments: bool) -> list[Made]:
@@ -109,22 +103,16 @@ def meet(nets: list[Table], steppers: list[Any], steps: Tensor, weights: Tensor,
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad
 @pytest.mark.parametrize(
-    ("world_size", "is_owned", "optimizer", "options"),
+    ("world_size", "optimizer", "options"),
     [
-        (3, False, "LazyAdam", {"average_optimizer": True}),
-        (3, True, "LazyAdam", {"average_optimizer": True}),
-        pytest.param(2, False, "LazyAdam", {}, marks=pytest.mark.slow),
-        pytest.param(3, True, "LazyAdam", {}, marks=pytest.mark.slow),
-        pytest.param(1, True, "LazyAdam", {}, marks=pytest.mark.slow),
-        pytest.param(3, False, "SGD", {}, marks=pytest.mark.slow),
-        pytest.param(2, True, "SGD", {}, marks=pytest.mark.slow),
-        pytest.param(2, False, "Adagrad", {"average_optimizer": True}, marks=pytest.mark.slow),
-        pytest.param(3, True, "Adagrad", {"average_optimizer": True}, marks=pytest.mark.slow),
-        pytest.param(2, True, "Adagrad", {}, marks=pytest.mark.slow),
+        (3, "LazyAdam", {"average_optimizer": True}),
+        pytest.param(2, "LazyAdam", {}, marks=pytest.mark.slow),
+        pytest.param(3, "SGD", {}, marks=pytest.mark.slow),
+        pytest.param(2, "Adagrad", {"average_optimizer": True}, marks=pytest.mark.slow),
     ],
 )
-def test_rounds_are_those_by_hand(world_size: int, is_owned: bool, optimizer: str, options: dict[str, Any]) -> None:
-    ranks = run_ranks(local_sgd, world_size, is_owned, optimizer, options)
+def test_rounds_are_those_by_hand(world_size: int, optimizer: str, options: dict[str, Any]) -> None:
+    ranks = run_ranks(local_sgd, world_size, optimizer, options)
     moments = bool(options)
     for states in zip(*ranks, by_hand(optimizer, [STEPS] * world_size, moments=moments), strict=True):
         *replicas, expected = states
@@ -144,8 +132,8 @@ class Counted(LocalSGDStrategy):
         before = collectives.traffic.bytes_sent
         rows.contribute()
         self.sent = collectives.traffic.bytes_sent - before
-        (table,) = rows._counted
-        self.touched = table.steps.nonzero().flatten().tolist()
+        (steps,) = rows._steps
+        self.touched = steps.nonzero().flatten().tolist()
         super().end_round()
 
 
@@ -202,7 +190,7 @@ def test_sparse_gradients_are_clipped_and_added_up_as_dense_ones(options: dict[s
     assert differs(sparse, dense) < 1e-14
 
 
-# Tables that live with one rank each, in rounds: fits of them are those of tables that all ranks hold.
+# Rounds of unequal steps, tables that stop training, ranks that are left out, and runs that go on.
 
 
 class UnequalSteps:
@@ -212,29 +200,13 @@ class UnequalSteps:
         return progress.local_steps >= 1 + 2 * collectives.rank()
 
 
-class Waits(pl.Callback):
-    """Rank 0 begins a round when rank 1, which owns rows that it asks for, has trained them in two steps."""
-
-    def __init__(self, folder: str) -> None:
-        self.folder = Path(folder)
-
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        while trainer.global_rank == 0 and not (self.folder / f"{trainer.current_epoch}").exists():
-            time.sleep(0.002)
-
-    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_rank == 1 and batch_idx == 1:
-            (self.folder / f"{trainer.current_epoch}").touch()
-
-
 def unequal(rank: int, world_size: int, folder: str) -> Made:
     """The end of a fit whose ranks take unequal steps, resumed half-way."""
     path = str(Path(folder, "half.ckpt"))
     for rounds, ckpt_path in ((ROUNDS // 2, None), (ROUNDS, path)):
-        strategy, module = TMAStrategy(UnequalSteps(), weights="steps", **PATIENCE), owned(Table())
+        strategy, module = TMAStrategy(UnequalSteps(), weights="steps", **PATIENCE), Table()
         options: dict[str, Any] = {"train": loader_of(rank, BATCHES), "max_epochs": rounds, "ckpt_path": ckpt_path}
-        fitted = fit(rank, strategy, module, devices=world_size, callbacks=[Waits(folder)], **options)
-        fitted.save_checkpoint(path)
+        fit(rank, strategy, module, devices=world_size, **options).save_checkpoint(path)
     return state_of(module)
 
 
@@ -259,105 +231,47 @@ class Breaks(pl.Callback):
             module.head.weight.data.fill_(torch.nan)
 
 
-SETTINGS: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "unequal": (lambda: TMAStrategy(UnequalSteps(), weights="steps", **PATIENCE), {}),
-    "accumulates": (
-        lambda: LocalSGDStrategy(EverySteps(4), average_optimizer="momentum", **PATIENCE),
-        {"accumulate_grad_batches": 2, "gradient_clip_val": 0.05},
-    ),
-    "variance": (lambda: LocalSGDStrategy(EverySteps(2), average_optimizer="variance", **PATIENCE), {}),
-    "failed": (
-        lambda: TMAStrategy(EverySteps(3), failed_ranks=[1], average_optimizer=True, **PATIENCE),
-        {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
-    ),
-    "frozen": (lambda: LocalSGDStrategy(EverySteps(2), **PATIENCE), {"callbacks": [Freezes()]}),
-    "left out": (
-        lambda: LocalSGDStrategy(
-            EverySteps(2), nonfinite="leave_out", outer=Outer.diloco(), average_optimizer=True, **PATIENCE
-        ),
-        {"callbacks": [Breaks()]},
-    ),
+SETTINGS: dict[str, tuple[dict[str, Any], pl.Callback]] = {
+    "frozen": ({}, Freezes()),
+    "left out": ({"nonfinite": "leave_out", "outer": Outer.diloco(), "average_optimizer": True}, Breaks()),
 }
 
 
-def settings(rank: int, world_size: int, names: list[str]) -> dict[str, list[list[Made]]]:
-    """For each setting the states of a table that every rank holds, and of one whose rows have owners."""
-    found: dict[str, list[list[Made]]] = {}
-    for name in names:
-        for module in (Table(), owned(Table())):
-            states = train(rank, SETTINGS[name][0](), module, world_size, **SETTINGS[name][1])
-            weights = [{key: state[key] for key in module.state_dict()} for state in states]
-            found.setdefault(name, []).append(weights)
+def settings(rank: int, world_size: int) -> dict[str, list[Made]]:
+    found = {}
+    for name, (options, callback) in SETTINGS.items():
+        strategy, module = LocalSGDStrategy(EverySteps(2), **options, **PATIENCE), Table()
+        states = train(rank, strategy, module, world_size, callbacks=[callback])
+        found[name] = [{key: state[key] for key in module.state_dict()} for state in states]
     return found
 
 
 @pytest.mark.slow
-def test_all_settings_are_those_of_a_table_that_all_ranks_hold() -> None:
-    first, *ranks = run_ranks(settings, 3, [*SETTINGS])
-    for found in (first, *ranks):
-        for name, (whole, others) in found.items():
-            assert len(whole) == ROUNDS
-            for one, other, same in zip(whole, others, first[name][0], strict=True):
-                assert differs(one, other) == differs(one, same) == 0.0, name
+def test_replicas_stay_equal_where_tables_freeze_and_ranks_are_left_out() -> None:
+    first, *ranks = run_ranks(settings, 3)
+    for found in ranks:
+        for name, states in found.items():
+            for one, same in zip(states, first[name], strict=True):
+                assert differs(one, same) == 0.0, name
                 assert all(bool(value.isfinite().all()) for value in one.values()), name
-    rows = [Table().rows.weight, *(state["rows.weight"] for state in first["frozen"][0])]
+    rows = [Table().rows.weight, *(state["rows.weight"] for state in first["frozen"])]
     assert [torch.equal(one, other) for one, other in pairwise(rows)] == [False, False, True, True]
 
 
-def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> dict[str, Made]:
-    """The ends of runs that never stopped, and of those that went on from the second meeting of each kind."""
-
-    def strategy() -> LocalSGDStrategy:
-        return LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
-
-    found = {"whole": train(rank, strategy(), owned(Table()), world_size)[-1]}
-    for name, module in {"owned": owned(Table()), "replicated": Table()}.items():
-        path, loader = str(Path(folder, f"{name}.ckpt")), loader_of(rank, BATCHES)
-        fit(rank, strategy(), module, devices=world_size, train=loader, max_epochs=2).save_checkpoint(path)
-        found[name] = train(rank, strategy(), owned(Table()), world_size, ckpt_path=path)[-1]
-    found["all hold it"] = train(rank, strategy(), Table(), world_size, ckpt_path=f"{folder}/replicated.ckpt")[-1]
-    if options:  # moments of one rank alone have no place in a table that all ranks hold
-        path = str(Path(folder, "owned.ckpt"))
-        found["back"] = train(rank, strategy(), Table(), world_size, ckpt_path=path)[-1]
-    return found
+def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> list[Made]:
+    """The ends of a run that never stopped, and of one that went on from the second meeting."""
+    path = str(Path(folder, "half.ckpt"))
+    found = [local_sgd(rank, world_size, "LazyAdam", options)[-1]]
+    half = LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
+    fit(rank, half, Table(), devices=world_size, train=loader_of(rank, BATCHES), max_epochs=2).save_checkpoint(path)
+    again = LocalSGDStrategy(EverySteps(STEPS), **options, **PATIENCE)
+    return [*found, train(rank, again, Table(), world_size, ckpt_path=path)[-1]]
 
 
 @pytest.mark.parametrize("options", [{}, pytest.param({"average_optimizer": True}, marks=pytest.mark.slow)])
 def test_a_run_that_goes_on_ends_as_one_that_never_stopped(tmp_path: Path, options: dict[str, Any]) -> None:
-    for found in run_ranks(resumed, 2, str(tmp_path), options):
-        for name, state in found.items():
-            assert differs(found["whole"], {key: state[key] for key in found["whole"]}) == 0.0, name
-    for name in ("owned", "replicated"):
-        checkpoint = torch.load(tmp_path / f"{name}.ckpt", weights_only=True)
-        assert checkpoint["state_dict"]["rows.weight"].shape == (NUM_ROWS, WIDTH)
-        alone = Table()
-        alone.load_state_dict(checkpoint["state_dict"])
-
-
-def of_another_kind(rank: int, world_size: int, folder: str, options: dict[str, Any], again: dict[str, Any]) -> None:
-    path, loader = str(Path(folder, "half.ckpt")), loader_of(rank, BATCHES)
-    for module, settings, ckpt_path in ((owned(Table()), options, None), (again["kind"](Table()), again, path)):
-        settings = {name: value for name, value in settings.items() if name != "kind"}
-        strategy = LocalSGDStrategy(EverySteps(STEPS), **settings, **PATIENCE)
-        rounds = {"max_epochs": 1 if ckpt_path is None else 2, "ckpt_path": ckpt_path}
-        fit(rank, strategy, module, devices=world_size, train=loader, **rounds).save_checkpoint(path)
-
-
-def same(module: Table) -> Table:
-    return module
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("again", "message"),
-    [
-        ({"kind": same}, r"moments of 1 OwnedEmbedding\(s\) on several ranks, and this fit trains 0: resume with"),
-        ({"kind": owned, "average_optimizer": True}, "averages them: resume with average_optimizer= as it was"),
-    ],
-)
-def test_moments_that_stay_with_ranks_go_on_as_they_were(tmp_path: Path, again: dict[str, Any], message: str) -> None:
-    with pytest.raises(RankError, match=message):
-        run_ranks(of_another_kind, 2, str(tmp_path), {}, again)
+    for whole, again in run_ranks(resumed, 2, str(tmp_path), options):
+        assert differs(whole, again) == 0.0
 
 
 # LazyAdam against torch's Adam and SparseAdam.
@@ -437,33 +351,3 @@ def test_the_host_waits_for_the_number_of_ids_and_for_counts() -> None:
     for rank in range(4):
         touches.of_home(rank), [touches.sent(rank, home) for home in range(4)]
     assert sum(times for (kind, _, _), times in notes.items() if kind == "sync") == 2, notes
-
-
-# Rows that become more and more, against a dictionary.
-
-
-@pytest.mark.parametrize("least_bytes", [0, replica_rows._LEAST_BYTES])
-def test_rows_are_those_of_a_dictionary(least_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_rows, "_LEAST_BYTES", least_bytes)
-    rows, known, counts = GrowingRows(), {}, dict[int, int]()
-    rows.declare("row", torch.zeros(1, 2))
-    rows.declare("count", torch.full((1,), 5))
-    chance = torch.Generator().manual_seed(0)
-    for _ in range(20):
-        ids = torch.randint(300, (30,), generator=chance).unique()
-        is_new = rows.slots(ids) < 0
-        assert is_new.tolist() == [row not in known for row in ids.tolist()]
-        made = torch.randn(int(is_new.sum()), 2, generator=chance)
-        rows.add(ids[is_new], {"row": made})
-        known |= dict(zip(ids[is_new].tolist(), made, strict=True))
-        slots = rows.slots_with(ids)
-        rows.put("count", slots, rows.take("count", slots) + 1)
-        counts |= {row: counts.get(row, 5) + 1 for row in ids.tolist()}
-    ids, slots = rows.by_id()
-    assert ids.tolist() == sorted(known)
-    assert torch.equal(rows.take("row", slots), torch.stack([known[row] for row in sorted(known)]))
-    assert rows.take("count", slots).tolist() == [counts[row] for row in sorted(known)]
-    some, slots = rows.in_ranges([(10, 40), (40, 40), (250, 260)])
-    assert some.tolist() == [row for row in sorted(known) if 10 <= row < 40 or 250 <= row < 260]
-    assert torch.equal(rows.slots(some), slots)
-    assert len(rows.all_of("row")) == len(rows) == len(known)
