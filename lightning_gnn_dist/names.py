@@ -22,6 +22,8 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "saved graph": "lightning_gnn_dist.graph.storage.saved:open_graph",
     "saving a graph": "lightning_gnn_dist.graph.storage.saved:save_graph",
     "ids of nodes": "lightning_gnn_dist.graph.user_ids:columns_for",
+    "index of shards": "lightning_gnn_dist.extensions.shards.index:Bounds",
+    "shard": "lightning_gnn_dist.extensions.shards.index:Shard",
     "nodes of shards": "lightning_gnn_dist.extensions.shards.nodes:nodes_of_shards",
     "ranks of a function": "lightning_gnn_dist.extensions.notebooks.function_launcher:FunctionLauncher",
     "PyG's graph": "lightning_gnn_dist.graph.typed.hetero:graph_of",

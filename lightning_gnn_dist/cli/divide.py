@@ -8,7 +8,6 @@ from importlib import import_module
 from lightning_gnn_dist.cli.inspect import tell_of
 from lightning_gnn_dist.cli.partitioners import partition_of, sizes_of
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.shard import Bounds
 from lightning_gnn_dist.graph.storage.store import holds_split
 from lightning_gnn_dist.names import extension
 
@@ -25,6 +24,6 @@ def run(options: argparse.Namespace) -> None:
     except (ValueError, OSError) as error:
         raise SystemExit(f"lightning-gnn-dist divide: {error}") from error
     print(f"{options.output}: {options.parts} shards of {sizes_of(partition)}.")
-    tell_of(Bounds.read(options.output))
+    tell_of(extension("index of shards").read(options.output))
     name = "PartitionedDataModule" if split is None else "LinkDataModule"
     print(f"Copy shares.json and shard r to the host of rank r, and train on {name}(path).")

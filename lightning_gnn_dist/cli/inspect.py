@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,9 +12,8 @@ from lightning_gnn_dist.checks import in_bytes, shown
 from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.graph.graph import Graph, bytes_of_part
 from lightning_gnn_dist.graph.graph_report import report_of
-from lightning_gnn_dist.graph.shard import Bounds, Shard, holds_shards
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.storage.store import holds_split, shard_name
+from lightning_gnn_dist.graph.storage.store import holds_shards, holds_split, shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.user_ids import class_names
 from lightning_gnn_dist.names import extension
@@ -55,13 +55,13 @@ def _tell_of_shards(path: Path, *, asks: bool) -> None:
         raise ValueError(
             f"{path} holds shards: --check reads them; parts are those of the whole graph, before it is divided."
         )
-    bounds = Bounds.read(path)
+    bounds = extension("index of shards").read(path)
     sizes = bounds.nodes.diff()
     print(f"{path}: {bounds.num_shards} shards of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")
     tell_of(bounds)
 
 
-def tell_of(bounds: Bounds) -> None:
+def tell_of(bounds: Any) -> None:
     """Print what a graph in shards has of types and of held edges."""
     for about in (bounds.types if have_names(bounds.types) else None, bounds.links):
         if about is not None:
@@ -70,11 +70,11 @@ def tell_of(bounds: Bounds) -> None:
 
 def _check(path: Path) -> None:
     """Read all files of a saved graph, or of all shards that are on this host."""
-    bounds = Bounds.read(path) if holds_shards(path) else None
+    bounds = extension("index of shards").read(path) if holds_shards(path) else None
     shares = [path / shard_name(index) for index in range(bounds.num_shards)] if bounds else []
     there = [index for index, folder in enumerate(shares) if folder.is_dir()]
     for index in there:
-        Shard.open(path, index)
+        extension("shard").open(path, index)
         _verify(shares[index])
     if bounds is None:
         _verify(path)

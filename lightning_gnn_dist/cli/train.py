@@ -40,7 +40,6 @@ from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE, SERVE
 from lightning_gnn_dist.cli.values import nodes_named, words_in
 from lightning_gnn_dist.data.datamodule import GraphDataModule, PartitionedDataModule, what_is_judged
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.shard import Bounds
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids
 from lightning_gnn_dist.homes.run import BUDGET_BYTES
 from lightning_gnn_dist.layers.through_layers import has_layers
@@ -291,7 +290,7 @@ def nodes_asked(datamodule: GraphDataModule, options: Any) -> list[int] | Tensor
     graph, split = what_is_judged(datamodule), getattr(datamodule, "split", None)
     if not options.by_user_id:
         return nodes_named(options.nodes)
-    holder = graph if isinstance(graph, Graph) else Bounds.read(graph)
+    holder = graph if isinstance(graph, Graph) else extension("index of shards").read(graph)
     links, path = (split, holder.path) if isinstance(holder, Graph) else (holder.links, None)
     node_type = holder.types.seed_type() if links is None or links.edge_type is None else links.edge_type[0]
     folder = options.ids_of or path

@@ -14,7 +14,7 @@ from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.cli import first_batch, prepare
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.engine import compiling, kernels
-from lightning_gnn_dist.graph.shard import Shard
+from lightning_gnn_dist.extensions.shards.index import Shard
 from lightning_gnn_dist.homes.parts import PartReader
 from tests.python_server import fast_python
 

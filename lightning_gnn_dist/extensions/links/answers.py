@@ -18,12 +18,12 @@ from torch_geometric.data import Data, HeteroData
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.task import Judged
 from lightning_gnn_dist.extensions.links.best import NONE
+from lightning_gnn_dist.extensions.links.bounds import LinkBounds
 from lightning_gnn_dist.extensions.links.link_sampler import RootSampler
 from lightning_gnn_dist.extensions.links.targets import edges_at
 from lightning_gnn_dist.extensions.links.task import AskedEdges, WholeEdges, check_held_back
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, check_event_samplers
 from lightning_gnn_dist.graph.graph import Graph, with_arrays_of_types
-from lightning_gnn_dist.graph.shard import LinkBounds
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, ASKED, TIME, TableTask
 from lightning_gnn_dist.graph.user_ids import Ids, ids_for, named

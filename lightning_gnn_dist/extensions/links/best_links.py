@@ -23,12 +23,13 @@ from lightning_gnn_dist.extensions.links.scoring import LeftOut, Links, Score
 from lightning_gnn_dist.extensions.links.search import BestLinks, LinkSearch
 from lightning_gnn_dist.extensions.passes.prediction import check_budget, check_options, predict_once
 from lightning_gnn_dist.graph.convert import distinct_ids
-from lightning_gnn_dist.graph.shard import Bounds, holds_shards
 from lightning_gnn_dist.graph.storage.parquet_rows import check_ids_of, check_no_file, check_rows_file
+from lightning_gnn_dist.graph.storage.store import holds_shards
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.homes.run import type_of_model
 from lightning_gnn_dist.layers.model_layers import layers_of_model
 from lightning_gnn_dist.layers.through_layers import has_layers, layers_in
+from lightning_gnn_dist.names import extension
 
 
 def best_links(
@@ -122,7 +123,7 @@ def _links_of(split: LinkSplit | str | Path, leave_out: Sequence[LeftOut]) -> Li
         check_choice("leave_out", name, LeftOut)
     check_instance("split", split, LinkSplit | str | Path, "split_edges(graph), or the path of a saved split or shards")
     if isinstance(split, str | Path) and holds_shards(path := check_path("split", split)):
-        bounds = Bounds.read(path)
+        bounds = extension("index of shards").read(path)
         if bounds.links is None:
             raise ValueError(f"split: {path} holds shards of a graph whose edges are not split: divide a split.")
         if held := [name for name in leave_out if name in ("val", "test")]:

@@ -15,9 +15,7 @@ from lightning_gnn_dist.checks import check_true_or_false, shown
 from lightning_gnn_dist.extensions.links.targets import LABEL, TargetType, edges_at, name_of_targets
 from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
-from lightning_gnn_dist.graph.shard import TypedBounds
-from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
-from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeRanges, have_names
 
 Reverse = EdgeType | Literal["auto"] | None
 _PREFIX = "rev_"  # as PyG's ToUndirected calls the reverse of an edge type
@@ -66,7 +64,7 @@ class LinkEnds(NamedTuple):
             raise ValueError(f"{name}: negatives of shape {tuple(false.shape)} leave each edge without a rival.")
 
 
-def ends_of(types: GraphTypes | TypedBounds, edge_type: EdgeType | None, reverse: Reverse = None) -> LinkEnds:
+def ends_of(types: TypeRanges, edge_type: EdgeType | None, reverse: Reverse = None) -> LinkEnds:
     """The ends of the links of an edge type; in a graph without types of all links."""
     kind = edge_type or types.edge_types[0]
     turned = types.edge_types.index(reverse) if isinstance(reverse, tuple) else None

@@ -18,6 +18,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.extensions.links.answers import AnswerEdges, Answers
+from lightning_gnn_dist.extensions.links.bounds import LinkBounds
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.links.recommending import Recommended
 from lightning_gnn_dist.extensions.links.task import (
@@ -30,7 +31,6 @@ from lightning_gnn_dist.extensions.links.task import (
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
-from lightning_gnn_dist.graph.shard import LinkBounds
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import TIME
 from lightning_gnn_dist.graph.value_check import ValueCheck

@@ -22,6 +22,7 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.extensions.links import leaks
+from lightning_gnn_dist.extensions.links.bounds import LinkBounds
 from lightning_gnn_dist.extensions.links.edges import (
     Edges,
     Reverse,
@@ -36,7 +37,6 @@ from lightning_gnn_dist.extensions.links.held_back import EdgesToSplit
 from lightning_gnn_dist.extensions.links.negatives import has_edges
 from lightning_gnn_dist.extensions.temporal.times import as_integers
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.shard import LinkBounds
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 

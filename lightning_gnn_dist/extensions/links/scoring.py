@@ -16,9 +16,7 @@ from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
 from lightning_gnn_dist.extensions.links.edges import LinkEnds, ends_of
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.shard import TypedBounds
-from lightning_gnn_dist.graph.typed.names import EdgeType
-from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeRanges
 
 Score = Literal["model", "dot"]
 LeftOut = Literal["edges", "val", "test", "self"]
@@ -37,7 +35,7 @@ class Links(NamedTuple):
 
     where: Graph | Path
     split: LinkSplit | None
-    types: GraphTypes | TypedBounds
+    types: TypeRanges
     edge_type: EdgeType | None
     leave_out: tuple[LeftOut, ...]
 

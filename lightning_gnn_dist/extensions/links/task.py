@@ -17,6 +17,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import brief, check_at_least_if_given, shown
 from lightning_gnn_dist.data.task import Judged, Learned, Task
 from lightning_gnn_dist.engine.apart import places_of
+from lightning_gnn_dist.extensions.links.bounds import LinkBounds
 from lightning_gnn_dist.extensions.links.edges import Edges, LinkEnds, ends_of, targets_carry
 from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
@@ -33,8 +34,7 @@ from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
 from lightning_gnn_dist.extensions.temporal.times import as_integers, times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.graph.shard import LinkBounds, TypedBounds
-from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.typed.names import TypeRanges
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.local_graph import LocalGraph
@@ -96,7 +96,7 @@ class AskedEdges:
     num_negatives: int
 
     @classmethod
-    def of(cls, links: LinkBounds, types: GraphTypes | TypedBounds, num_negatives: int | None) -> AskedEdges:
+    def of(cls, links: LinkBounds, types: TypeRanges, num_negatives: int | None) -> AskedEdges:
         """The edges of a graph of such types; by default with 1 negative, and none beside labels."""
         check_at_least_if_given(1, num_negatives=num_negatives)
         if links.labels is not None and num_negatives is not None:

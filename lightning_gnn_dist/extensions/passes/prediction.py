@@ -36,9 +36,9 @@ from lightning_gnn_dist.extensions.passes.layer_pass import LayerPass, OnRows
 from lightning_gnn_dist.extensions.passes.nodes import WholeNodes, folder_beside
 from lightning_gnn_dist.extensions.passes.row_table import Ids, ids_by_type
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.shard import Bounds, holds_shards
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
+from lightning_gnn_dist.graph.storage.store import holds_shards
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.user_ids import NodeColumns, columns_for
 from lightning_gnn_dist.homes.run import BUDGET_BYTES, type_of_model
@@ -128,7 +128,7 @@ def predict_once(trainer: Trainer, model: LightningModule, step: Callable[[Tenso
 def _graph_or_shards(given: Graph | str | Path, seed_type: str | None) -> Graph | Path:
     """Return the graph, or the folder of its shards; refuse a type that it does not have."""
     if isinstance(given, str | Path) and holds_shards(path := check_path("graph", given)):
-        _check_type(Bounds.read(path).types, seed_type)
+        _check_type(extension("index of shards").read(path).types, seed_type)
         return path
     check_instance("graph", given, Graph | str | Path, "a Graph, or the path of a saved one or of shards")
     graph = given if isinstance(given, Graph) else Graph.open(given)

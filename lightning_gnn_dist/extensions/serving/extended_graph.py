@@ -25,7 +25,7 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample, graph_is_damaged
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import RowCache
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Table, Tables
 from lightning_gnn_dist.extensions.serving.question import Arrays, Question, served
-from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, Names, draw_hops
+from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, draw_hops
 from lightning_gnn_dist.extensions.shards.owner import Join, Message, Owner, Route
 from lightning_gnn_dist.extensions.shards.owner import Question as AskedOfOwners
 from lightning_gnn_dist.extensions.shards.temporal import sample_at_times
@@ -160,16 +160,14 @@ class ExtendedGraph(Tables[_Types]):
             node_times(self._graph, sampler.view.seed_time, self.types.seeds)  # refuses what is none
             trees = torch.arange(len(seeds))
             times = self._numbers(sampler.view.seed_time, self.types.seeds, seeds, self._names(seeds, trees))
-            (drawn,) = answered(sample_at_times(self, sampler, [seeds], [times], [KEY]), self.ask)
-            return drawn._replace(nodes=self._in_batch(drawn.nodes, drawn.extra["batch"]))
-        names = (torch.arange(len(seeds)) << self._bits) + seeds
-        batch = GrowingBatch(names, max(1, len(seeds)) << self._bits)
-        rule = DrawRule(sampler.replace, sampler.weight)
-        fanouts, keys = sampler.of_types(self.types), [KEY] * len(seeds)
-        steps = draw_hops(self, [batch], Names(self._bits, [0]), fanouts, keys, rule)
+            steps = sample_at_times(self, sampler, [seeds], [times], [KEY])
+        else:
+            batch = GrowingBatch(seeds, self.num_nodes, bits=self._bits)
+            rule, fanouts = DrawRule(sampler.replace, sampler.weight), sampler.of_types(self.types)
+            steps = draw_hops(self, [batch], fanouts, [KEY] * len(seeds), rule)
         (drawn,) = answered(steps, self.ask)
-        ids, trees = drawn.nodes & ((1 << self._bits) - 1), drawn.nodes >> self._bits
-        return drawn._replace(nodes=self._in_batch(ids, trees))
+        nodes = self._in_batch(drawn.nodes, drawn.extra["batch"])
+        return drawn._replace(nodes=nodes, extra=drawn.extra if isinstance(sampler, TemporalSampler) else {})
 
     def _in_batch(self, ids: Tensor, trees: Tensor) -> Tensor:
         """Return the numbers in a batch of nodes that trees have reached."""

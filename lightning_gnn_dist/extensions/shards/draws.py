@@ -18,7 +18,6 @@ from lightning_gnn_dist.engine.kernels import BLOCK, REPEATED_SEED, ZERO, Array,
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated, scratch_of_thread
 from lightning_gnn_dist.extensions.shards.owner import DRAW, Join, Message, OwnedTypes, Question, Route, letters_of
-from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.base import check_seeds
@@ -29,33 +28,25 @@ _U = np.uint64
 _ALL_BITS = 62  # of a name, where it is an id
 
 
-class Seen(NamedTuple):
-    """What the trees of batches by time see.
-
-    Attributes:
-        time: The name of the times of edges, or of the nodes that send.
-        latest: Whether the latest edges are drawn, instead of any.
-        trees: For each tree the number of its batch, the id of its seed, after which time it sees events, and up to
-            which, as integers, int64, shape (4, trees).
-    """
-
-    time: str
-    latest: bool
-    trees: Tensor
-
-
 class DrawRule(NamedTuple):
     """How neighbours are drawn.
 
     Attributes:
         replace: Whether an edge may be drawn more than once.
         weight: The name of the edge array that says how likely an edge is. With None all are equally likely.
-        seen: What the trees of batches by time see. With None all edges are seen.
+        weighs: Whether the weights of the edges are wanted, too.
+        time: Where trees of batches by time are drawn, the name of the times of edges, or of the nodes that send.
+        latest: Whether they take the latest edges, instead of any.
+        trees: For each tree the number of its batch, the id of its seed, after which time it sees events, and up to
+            which, as integers, int64, shape (4, trees). Without times there are none.
     """
 
     replace: bool = False
     weight: str | None = None
-    seen: Seen | None = None
+    weighs: bool = False
+    time: str = ""
+    latest: bool = False
+    trees: Tensor = torch.empty(4, 0, dtype=torch.int64)  # never changed
 
 
 class OwnedGraph(Protocol):
@@ -85,59 +76,31 @@ class Drawn(NamedTuple):
         senders: The senders of these edges, node after node, by their ids in the whole graph.
         kinds: The number of each edge's type; None if the graph has no types.
         edge_ids: The edges' ids in their types; None if no type has edge arrays.
+        weights: The edges' weights, float32, where they are wanted.
     """
 
     counts: Tensor
     senders: Tensor
     kinds: Tensor | None
     edge_ids: Tensor | None
+    weights: Tensor | None
 
-
-class Names(NamedTuple):
-    """The nodes of growing batches by name: with trees, a node that several trees reach has a name in each.
-
-    Attributes:
-        bits: The lowest bits of a name are the node's id, and those above them say which tree of its batch.
-        first: The number of each batch's first tree among those of all batches; without trees its own number.
-    """
-
-    bits: int
-    first: list[int]
-
-    @classmethod
-    def of_nodes(cls, num_batches: int) -> Names:
-        """Names that are ids."""
-        return cls(_ALL_BITS, list(range(num_batches)))
-
-    def nodes(self, names: Tensor) -> Tensor:
-        return names & ((1 << self.bits) - 1)
-
-    def groups(self, frontiers: Sequence[Tensor]) -> Tensor:
-        """The batch, or the tree among those of all batches, that each name is of."""
-        return torch.cat([(of >> self.bits) + first for of, first in zip(frontiers, self.first, strict=False)])
-
-    def of_senders(self, drawn: Drawn, frontier: Tensor) -> Tensor:
-        """The names of what was drawn for a frontier: it stays in the trees of its receivers."""
-        trees = (frontier >> self.bits) << self.bits
-        if self.bits == _ALL_BITS:
-            return drawn.senders
-        return drawn.senders.to(torch.int64) | trees.repeat_interleave(drawn.counts)
+    def divided(self, sizes: list[int]) -> list[Drawn]:
+        """Return what was drawn for each batch, given how many nodes it asked for."""
+        parts = self.counts.split(sizes)
+        lengths = [int(some.sum()) for some in parts]
+        split = [[None] * len(sizes) if column is None else column.split(lengths) for column in self[1:]]
+        return [Drawn(*found) for found in zip(parts, *split, strict=True)]
 
 
 def draw_hops(
-    graph: OwnedGraph,
-    batches: Sequence[GrowingBatch],
-    names: Names,
-    fanouts: Array,
-    keys: Sequence[BatchKey],
-    how: DrawRule,
+    graph: OwnedGraph, batches: Sequence[GrowingBatch], fanouts: Array, keys: Sequence[BatchKey], how: DrawRule
 ) -> Steps[list[Sample]]:
     """Let batches grow by all hops, one turn each, and return them.
 
     Args:
         graph: The graph; where trees see times, its :func:`prepare_times` has run.
         batches: The batches, which have their seeds.
-        names: What their nodes are called.
         fanouts: Neighbours to draw per hop and edge type, int64, shape (hops, types); -1 takes all.
         keys: The key of each batch.
         how: How they are drawn.
@@ -145,11 +108,10 @@ def draw_hops(
     of_batches = [typed_keys(*key, *fanouts.shape).view(np.int64) for key in keys]
     words = torch.from_numpy(np.stack(of_batches))
     for hop, of_hop in enumerate(torch.from_numpy(fanouts)):
-        frontiers = [batch.frontier for batch in batches]
-        nodes, groups = names.nodes(torch.cat(frontiers)), names.groups(frontiers)
+        nodes, groups = (torch.cat(of) for of in zip(*(batch.asked for batch in batches), strict=True))
         drawn = yield from draw(graph, nodes, groups, words[:, hop].contiguous(), of_hop, how)
-        for batch, frontier, own in zip(batches, frontiers, _divided(drawn, list(map(len, frontiers))), strict=True):
-            batch.join(names.of_senders(own, frontier), own.counts, own.edge_ids, own.kinds)
+        for batch, own in zip(batches, drawn.divided([len(batch.frontier) for batch in batches]), strict=True):
+            batch.join(own)
     return [batch.sample() for batch in batches]
 
 
@@ -166,113 +128,102 @@ def draw(
         fanouts: Neighbours to draw of each edge type; -1 takes all.
         how: How they are drawn.
     """
+    num_groups, flags = how.trees.shape[1] if how.time else len(keys), [how.replace, how.latest, how.weighs]
+    more = [keys, fanouts, torch.tensor(flags), letters_of(how.weight), how.trees, letters_of(how.time)]
     route, questions = graph.to_owners(nodes, groups)
-    (answers,) = yield [Question(DRAW, [_question(question, keys, fanouts, how) for question in questions])]
+    asked = [[rows, torch.bincount(of, minlength=num_groups), *more] for rows, of in questions]
+    (answers,) = yield [Question(DRAW, asked)]
     counts, senders, join = graph.in_order(route, answers)
-    rest, kinds = [answer[2:] for answer in answers], [torch.zeros(1, dtype=torch.uint8)] * len(answers)
-    if len(fanouts) > 1:
-        kinds = [more.pop(0) for more in rest]
-    edge_ids = None
+    columns, edge_ids, weights = [iter(answer[2:]) for answer in answers], None, None
+    kinds = [torch.zeros(1, dtype=torch.uint8) if len(fanouts) == 1 else next(of) for of in columns]
     if graph.has_edge_arrays:
         firsts = [of_rank[kind.to(torch.int64)] for of_rank, kind in zip(graph.types.edges.T, kinds, strict=False)]
-        edge_ids = join([of[0].to(torch.int64) + first for of, first in zip(rest, firsts, strict=True)])
-    if not have_names(graph.types):
-        return Drawn(counts, senders, None, edge_ids)
-    return Drawn(counts, senders, join(kinds) if len(fanouts) > 1 else kinds[0].expand(len(senders)), edge_ids)
+        edge_ids = join([next(of).to(torch.int64) + first for of, first in zip(columns, firsts, strict=True)])
+    if how.weighs:
+        weights = join([next(of) for of in columns])
+    of_edges = None
+    if have_names(graph.types):
+        of_edges = join(kinds) if len(fanouts) > 1 else kinds[0].expand(len(senders))
+    return Drawn(counts, senders, of_edges, edge_ids, weights)
 
 
-def whole_rows(graph: ShardedGraph, nodes: Tensor) -> Drawn:
-    """Return all edges of some nodes, in their order."""
+def whole_rows(graph: OwnedGraph, nodes: Tensor, weight: str | None = None) -> Steps[Drawn]:
+    """Return all edges of some nodes, in their order, and their weights of a name."""
     fanouts = torch.full((len(graph.types.edge_types),), -1)
-    return graph.answered(
-        draw(graph, nodes, torch.zeros_like(nodes), torch.zeros_like(fanouts)[None], fanouts, DrawRule())
-    )
-
-
-def _question(rows_and_groups: Message, keys: Tensor, fanouts: Tensor, how: DrawRule) -> Message:
-    """The question for neighbours of some rows of a shard."""
-    rows, groups = rows_and_groups
-    seen = how.seen or Seen("", False, keys.new_empty(4, 0))
-    counts = torch.bincount(groups, minlength=seen.trees.shape[1] if how.seen else len(keys))
-    flags = torch.tensor([how.replace, seen.latest])
-    return [rows, counts, keys, fanouts, flags, letters_of(how.weight), seen.trees, letters_of(seen.time)]
-
-
-def _divided(drawn: Drawn, sizes: list[int]) -> list[Drawn]:
-    """Return what was drawn for each batch, given how many nodes it asked for."""
-    counts, *columns = drawn
-    parts = counts.split(sizes)
-    lengths = [int(some.sum()) for some in parts]
-    split = [[None] * len(sizes) if column is None else column.split(lengths) for column in columns]
-    return [Drawn(*found) for found in zip(parts, *split, strict=True)]
+    how = DrawRule(weight=weight, weighs=weight is not None)
+    return (yield from draw(graph, nodes, torch.zeros_like(nodes), torch.zeros_like(fanouts)[None], fanouts, how))
 
 
 class GrowingBatch:
     """A batch that grows by one hop at a time.
 
+    With trees, its nodes go by names: a node that several trees reach has one in each.
+
     Args:
         seeds: Its first nodes, by their ids in the whole graph.
         num_nodes: The number of nodes of the whole graph.
+        group: Its number among all batches; with trees that of its first tree among those of all batches.
+        bits: The lowest bits of a name are the node's id, and those above them say which tree: each seed has one.
+            Default: there are no trees, and a name is an id.
     """
 
-    def __init__(self, seeds: Tensor, num_nodes: int) -> None:
-        self._hops, self._num_nodes = [check_seeds(seeds, num_nodes)], num_nodes
+    def __init__(self, seeds: Tensor, num_nodes: int, group: int = 0, bits: int | None = None) -> None:
+        check_seeds(seeds, num_nodes)
+        self._group, self._bits, self._num_names = group, bits or _ALL_BITS, num_nodes
+        if bits is not None:
+            seeds, self._num_names = (torch.arange(len(seeds)) << bits) + seeds, max(1, len(seeds)) << bits
+        self._hops = [seeds]
         # Of each hop the edges of each node of the frontier, and of each edge its sender, id, weight and type.
         self._edges: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]] = []
 
     @property
     def frontier(self) -> Tensor:
-        """The nodes that were found last."""
+        """The names that were found last."""
         return self._hops[-1]
+
+    @property
+    def asked(self) -> tuple[Tensor, Tensor]:
+        """The nodes of the frontier, and the group that each is of."""
+        return self.frontier & ((1 << self._bits) - 1), (self.frontier >> self._bits) + self._group
 
     def open(self, senders: Tensor, num_edges: int) -> tuple[Array, Work, Table]:
         """Return the batch's nodes, and what a kernel writes the next hop into, with room for so many edges."""
         known = torch.cat(self._hops)
         scratch = scratch_of_thread(senders.numpy().dtype)
         scratch.reserve(len(known) + num_edges)
-        return known.numpy(), scratch.work, scratch.open_table(self._num_nodes, 1)
+        return known.numpy(), scratch.work, scratch.open_table(self._num_names, 1)
 
-    def checked(self, found: int) -> int:
-        """Refuse seeds of which a kernel has said that one is there twice; return what it has said otherwise."""
-        if found == REPEATED_SEED:
-            refuse_repeated(self._hops[0])
-        return found
-
-    def join(self, senders: Tensor, counts: Tensor, edge_ids: Tensor | None, kinds: Tensor | None = None) -> None:
-        """Add a hop: the senders that were drawn for the frontier, and what :meth:`add` is told of them."""
+    def join(self, drawn: Drawn) -> None:
+        """Add a hop: what was drawn for the frontier, which stays in the trees of its receivers."""
+        senders = drawn.senders
+        if self._bits != _ALL_BITS:
+            trees = (self.frontier >> self._bits) << self._bits
+            senders = senders.to(torch.int64) | trees.repeat_interleave(drawn.counts)
         known, work, table = self.open(senders, len(senders))
-        found = self.checked(join_hop(known, senders.numpy(), work, table))
-        self.add(found, work, counts, edge_ids, kinds=kinds)
+        self.add(join_hop(known, senders.numpy(), work, table), work, drawn)
 
-    def add(
-        self,
-        found: int,
-        work: Work,
-        counts: Tensor,
-        edge_ids: Tensor | None,
-        weights: Tensor | None = None,
-        kinds: Tensor | None = None,
-    ) -> None:
-        """Add the hop that a kernel has written.
+    def add(self, found: int, work: Work, drawn: Drawn) -> None:
+        """Add the hop that a kernel has written, of whose edges all but the senders is known.
 
         Args:
-            found: How many nodes there are now.
+            found: How many nodes there are now, or that a seed is there twice, which is refused.
             work: What it has written into.
-            counts: The edges of each node of the frontier.
-            edge_ids: The edges' ids in the whole graph, if anybody needs them.
-            weights: The edges' weights, if the sampler gives them some.
-            kinds: The edges' types, if the graph has types.
+            drawn: The edges.
         """
+        if found == REPEATED_SEED:
+            refuse_repeated(self._hops[0])
         known = sum(map(len, self._hops))
         self._hops.append(torch.from_numpy(work.nodes[known:found].astype(np.int64)))
-        columns = torch.from_numpy(work.columns[: int(counts.sum())].astype(np.int32))
-        self._edges.append((counts, columns, edge_ids, weights, kinds))
+        columns = torch.from_numpy(work.columns[: int(drawn.counts.sum())].astype(np.int32))
+        self._edges.append((drawn.counts, columns, drawn.edge_ids, drawn.weights, drawn.kinds))
 
     def sample(self) -> Sample:
+        """The batch; with trees its ``extra["batch"]`` says which tree each node is of."""
         counts, columns, *more = zip(*self._edges, strict=True)
         edge_ids, weights, kinds = (None if of_hops[0] is None else torch.cat(of_hops) for of_hops in more)
+        names = torch.cat(self._hops)
         return Sample(
-            nodes=torch.cat(self._hops),
+            nodes=names & ((1 << self._bits) - 1),
             indptr=starts_of(torch.cat(counts)).to(torch.int32),
             indices=torch.cat(columns),
             num_sampled_nodes=list(map(len, self._hops)),
@@ -280,6 +231,7 @@ class GrowingBatch:
             edge_ids=edge_ids,
             edge_weight=weights,
             edge_kinds=kinds,
+            extra={} if self._bits == _ALL_BITS else {"batch": names >> self._bits},
         )
 
 

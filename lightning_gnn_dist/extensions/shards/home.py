@@ -16,13 +16,13 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.passes.evaluation import EvaluationPass
+from lightning_gnn_dist.extensions.shards.index import Bounds, Shard, TypedBounds, check_ranks
 from lightning_gnn_dist.extensions.shards.nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.extensions.shards.part import read_part
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.extensions.shards.source import ShardedSource, check_sampler, sample_bulk
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
-from lightning_gnn_dist.graph.shard import Bounds, Shard, TypedBounds, check_ranks, check_same
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.access import Costs, GraphAccess, Owners, Shown, check_typed
 from lightning_gnn_dist.homes.run import RunContext
@@ -157,7 +157,12 @@ class ShardHome(GraphAccess):
     def _connect(self) -> ShardedGraph:
         check_ranks(self.path, self.bounds, self.running.num_ranks)
         shard, types = Shard.open(self.path, self.running.rank % self.bounds.num_shards), self.types
-        check_same(all_gather_rows(torch.tensor([self.bounds.mark])).view(-1).tolist())
+        marks = all_gather_rows(torch.tensor([self.bounds.mark])).view(-1).tolist()
+        if odd := [rank for rank, mark in enumerate(marks) if mark != marks[0]]:  # all raise or none
+            raise ValueError(
+                f"The shards of ranks {odd} are not of the graph of rank 0, or of another division of it: make all "
+                "shards from the same files, assignment and settings, or copy them from one division."
+            )
         self._shard = shard.with_seeds(types.seed_type()) if have_names(types) else shard
         return self._opened(replace(self._shard, rows=self.shown(self._shard.rows)))
 
@@ -243,9 +248,7 @@ class ShardHome(GraphAccess):
     def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
         shard = self.graph().shard
         own = whole_graph_arrays(layers, shard.rows, shard.first_node)
-        if not own:
-            return own
-        return self.graph().extended(own, ids[shard.rows.num_nodes :])
+        return self.graph().rows_of(own, ids) if own else own
 
 
 def _check_shards(bounds: Bounds, settings: BatchSettings, boundary: Boundary) -> None:

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.rng import key
+from lightning_gnn_dist.extensions.links.bounds import LinkBounds
 from lightning_gnn_dist.extensions.links.negatives import RANDOM_TRIES, tried_places
 from lightning_gnn_dist.extensions.links.targets import FALSE_ENDS, FalseEnds
+from lightning_gnn_dist.extensions.shards.index import Shard
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
-from lightning_gnn_dist.graph.shard import LinkBounds, Shard
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.layers.choice import share_of
 from lightning_gnn_dist.sampling.turns import Steps

@@ -43,7 +43,7 @@ class ShardNodeTask(NodeTask):
         if is_fit and home.boundary.seed_hops:
             own = home.graph().shard.rows
             places = {"places": home.marked_before + own.node_arrays["train_mask"].cumsum(0) - 1}
-            self._places = home.graph().extended(places, home.part_ids[own.num_nodes :])["places"]
+            self._places = home.graph().rows_of(places, home.part_ids)["places"]
 
     def most(self) -> int:
         return self.home.most

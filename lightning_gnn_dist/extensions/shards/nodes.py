@@ -26,10 +26,10 @@ from lightning_gnn_dist.extensions.passes.row_table import (
     fetch_rows,
     ids_by_type,
 )
+from lightning_gnn_dist.extensions.shards.index import Bounds, Shard, TypedBounds, check_ranks
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
-from lightning_gnn_dist.graph.shard import Bounds, Shard, TypedBounds, check_ranks
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.layers.layer_pass import FEATURES, Way, batch_of_layer, ids_of
 from lightning_gnn_dist.layers.through_layers import Layer, whole_graph_arrays

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from lightning_gnn_dist.checks import check_below, check_file, check_path, shown
+from lightning_gnn_dist.extensions.shards.index import Bounds, TypedBounds, seeds_of
 from lightning_gnn_dist.extensions.shards.prepared_edges import ShardEdges
 from lightning_gnn_dist.extensions.shards.prepared_nodes import NodesOfShard, ShardPart
-from lightning_gnn_dist.graph.shard import INDEX, Bounds, TypedBounds, seeds_of, write_index
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes
@@ -94,11 +94,11 @@ class OneShard(Portion):
 
     def check_nodes(self, out: Path, parts: Sequence[Any]) -> None:
         starts = np.sum([part.starts for part in parts], 0)
-        there = Bounds.read(out) if (out / INDEX).exists() else None
+        there = Bounds.read(out) if store.holds_shards(out) else None
         if there is not None and there.nodes.tolist() != starts.tolist():
             raise ValueError(
-                f"{out / INDEX} describes {there.num_shards} shards that are not these {self.num_shards}: choose "
-                "another directory, or give the settings that the others were made with."
+                f"{out / store.SHARDS} describes {there.num_shards} shards that are not these {self.num_shards}: "
+                "choose another directory, or give the settings that the others were made with."
             )
         if starts[self.index] == starts[self.index + 1]:
             raise ValueError(f"No node belongs to shard {self.index} of {self.num_shards}: every shard needs one.")
@@ -120,12 +120,12 @@ class OneShard(Portion):
         if types is not None:
             counts = torch.tensor([[0, *journal.get("counts")] for journal in journals.values()]).cumsum(1)
             bounds = TypedBounds(types.node_types, types.edge_types, starts, counts, seeds_of(types))
-        if (out / INDEX).exists() and Bounds.read(out).fingerprint != digest:
+        if store.holds_shards(out) and Bounds.read(out).fingerprint != digest:
             raise ValueError(
-                f"{out / INDEX} describes shards of other edges, labels or settings than these: choose another "
+                f"{out / store.SHARDS} describes shards of other edges, labels or settings than these: choose another "
                 "directory, or make all shards from the same files."
             )
-        write_index(out, digest, bounds)
+        Bounds(digest, bounds).write(out)
 
     def _check_assignment(self, kinds: Iterable[str]) -> None:
         """Refuse an assignment that does not fit the node types."""

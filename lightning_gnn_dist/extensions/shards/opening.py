@@ -8,11 +8,12 @@ from pathlib import Path
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.extensions.links.bounds import LinkBounds
 from lightning_gnn_dist.extensions.links.task import AskedEdges
 from lightning_gnn_dist.extensions.shards.edges import ShardEdges
 from lightning_gnn_dist.extensions.shards.home import ShardHome
+from lightning_gnn_dist.extensions.shards.index import Bounds, TypedBounds
 from lightning_gnn_dist.extensions.shards.node_task import ShardNodeTask
-from lightning_gnn_dist.graph.shard import Bounds, LinkBounds, TypedBounds
 from lightning_gnn_dist.graph.storage.store import tables_at
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.value_check import ValueCheck

@@ -26,7 +26,6 @@ from lightning_gnn_dist.extensions.links.negatives import Moments, has_edges
 from lightning_gnn_dist.extensions.shards.row_draws import NO_ORDER, RowRequest, draw_from_rows
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.wire.asking import Asking
 
@@ -35,7 +34,7 @@ _U = np.uint64
 Message: TypeAlias = list[Tensor]
 
 # Kinds of questions.
-DRAW, ROWS, NODES, EDGES, LINKED, DEGREES = range(6)
+DRAW, NODES, EDGES, LINKED, DEGREES = range(5)
 _WIDTHS = (torch.uint8, torch.int16, torch.int32)
 
 
@@ -45,12 +44,6 @@ def narrow(numbers: Tensor, most: int) -> Tensor:
     return numbers.to(dtype)
 
 
-def gathered(arrays: Mapping[str, Tensor], places: Tensor, pool: Pool) -> Message:
-    """The rows of all arrays at some places, in the order of the arrays' names."""
-    local = places.to(torch.int64)
-    return [gather_rows(arrays[name], local, pool) for name in sorted(arrays)]
-
-
 def letters_of(name: str | None) -> Tensor:
     """A name as it travels; None travels as no letters."""
     return torch.tensor(list((name or "").encode()), dtype=torch.uint8)
@@ -58,9 +51,6 @@ def letters_of(name: str | None) -> Tensor:
 
 def name_of(letters: Tensor) -> str:
     return letters.numpy().tobytes().decode()
-
-
-SEVERAL = 100  # the kind of several questions at once
 
 
 class Question(NamedTuple):
@@ -77,32 +67,21 @@ class Question(NamedTuple):
 
 def ask_owners(asking: Asking, owner: Owner, questions: Sequence[Question]) -> list[list[Message]]:
     """Return for each question the answer of each rank: the own one too, which ``owner`` gives, as those to nothing."""
-    if not questions:
-        return []
-    ranks, is_alone = range(asking.size), len(questions) == 1
-    sent = [[(kind, of[rank]) for kind, of in questions if len(of[rank][0])] for rank in ranks]
-    own, kind = sent[asking.rank], questions[0].kind if is_alone else SEVERAL
-    joint = [None if not of_rank else of_rank[0][1] if is_alone else _joint(of_rank) for of_rank in sent]
-    came, mine = asking.ask(kind, joint, lambda: [owner.answer(*question) for question in own])
-    said = [iter([] if answer is None else [answer] if is_alone else _unpacked(answer)) for answer in came]
-    said[asking.rank] = iter(mine)
+    ranks = range(asking.size)
+    asked = [[(kind, of[rank]) for kind, of in questions if len(of[rank][0])] for rank in ranks]
+    sent = [_packed([[torch.tensor([kind]), *of] for kind, of in of_rank]) if of_rank else None for of_rank in asked]
+    came, own = asking.ask(0, sent, lambda: [owner.answer(*question) for question in asked[asking.rank]])
+    said = [iter([] if answer is None else _unpacked(answer)) for answer in came]
+    said[asking.rank] = iter(own)
     return [
         [next(said[rank]) if len(of[rank][0]) else owner.answer(kind, of[rank]) for rank in ranks]
         for kind, of in questions
     ]
 
 
-def answer_of(owner: Owner, kind: int, question: Message) -> Message:
-    """Return what an owner answers to a question, or to several in one."""
-    if kind != SEVERAL:
-        return owner.answer(kind, question)
-    kinds, *questions = question
-    return _packed([owner.answer(*asked) for asked in zip(kinds.tolist(), _unpacked(questions), strict=True)])
-
-
-def _joint(questions: list[tuple[int, Message]]) -> Message:
-    kinds, messages = zip(*questions, strict=True)
-    return [torch.tensor(kinds, dtype=torch.uint8), *_packed(messages)]
+def answer_of(owner: Owner, _: int, questions: Message) -> Message:
+    """Return what an owner answers to the questions of a rank."""
+    return _packed([owner.answer(int(kind), question) for kind, *question in _unpacked(questions)])
 
 
 def _packed(messages: Sequence[Message]) -> Message:
@@ -146,9 +125,12 @@ class Owner:
 
     def answer(self, kind: int, question: Message) -> Message:
         """Return the answer to a question."""
+        types = self._rows.types
+        if kind in (NODES, EDGES):
+            of_types = types.node_arrays if kind == NODES else types.edge_arrays
+            return self._rows_of(list(of_types.values()), *question)
         of_kinds: dict[int, Callable[..., Message]]
-        of_kinds = {DRAW: self._draw, ROWS: self._whole_rows, DEGREES: self._degrees, LINKED: self._linked}
-        of_kinds |= {NODES: self._nodes, EDGES: self._edges}
+        of_kinds = {DRAW: self._draw, DEGREES: self._degrees, LINKED: self._linked}
         return of_kinds[kind](*question)
 
     def _draw(
@@ -162,11 +144,12 @@ class Owner:
         trees: Tensor,
         time: Tensor,
     ) -> Message:
-        """The number of edges drawn for each row, their senders, of several types their types, and their places.
+        """The number of edges drawn for each row, their senders, and of several types their types.
 
-        These are sent where some edges have arrays; they are 0 for an edge whose type has none.
+        Then where some edges have arrays their places, 0 for an edge whose type has none, and weights if they are
+        wanted.
         """
-        local, (replace, latest) = rows.to(torch.int64), map(bool, flags)
+        local, (replace, latest, weighs) = rows.to(torch.int64), map(bool, flags)
         groups, words = torch.arange(len(counts)).repeat_interleave(counts), keys.numpy().view(np.uint64)
         of_batch, seeds, after, upto = trees.numpy()
         order, name = NO_ORDER, name_of(weight) or None
@@ -176,11 +159,12 @@ class Owner:
         rule = Rule(None if name is None else weights_of(self._rows, name, draws=draws), replace)
         nodes = self._types.to_whole(self._index, local)
         given = edge_types_of(self._rows.types), local.numpy(), nodes.numpy(), groups.numpy(), words, fanouts.numpy()
-        drawn = draw_from_rows(self._rows, RowRequest(*given, rule, latest, after, upto, order))
-        kinds = [] if len(fanouts) == 1 else [self._rows.types.edge_type[drawn.positions]]
-        places = [self._places(drawn.positions, *kinds)] if self._with_arrays else []
-        most = int(drawn.counts.max()) if len(drawn.counts) else 0
-        return [narrow(drawn.counts, most), drawn.senders, *kinds, *places]
+        drawn, positions, senders = draw_from_rows(self._rows, RowRequest(*given, rule, latest, after, upto, order))
+        kinds = [] if len(fanouts) == 1 else [self._rows.types.edge_type[positions]]
+        more = [*kinds, self._places(positions, *kinds)] if self._with_arrays else kinds
+        if weighs and name is not None:
+            more = [*more, torch.from_numpy(edge_weights(self._rows, name))[positions]]
+        return [narrow(drawn, int(drawn.max()) if len(drawn) else 0), senders, *more]
 
     def _places(self, positions: Tensor, kinds: Tensor | None = None) -> Tensor:
         """Where edges stand among those of their types; 0 where a type has no arrays."""
@@ -192,53 +176,26 @@ class Owner:
             places[is_of] = places_of(self._rows, number, positions[is_of])
         return narrow(places, int(self._types.edges.diff()[:, self._index].max()))
 
-    def _whole_rows(self, nodes: Tensor, weight: Tensor) -> Message:
-        """The degrees, the senders and weights of all edges, and where rows begin; the last two where there are any."""
-        local, name = nodes.to(torch.int64), name_of(weight) or None
-        degrees, at = self._lengths(local), edge_positions(self._rows.indptr, local)
-        found = [narrow(degrees, int(degrees.max()) if len(degrees) else 0), self._rows.indices[at]]
-        if name is not None:
-            found.append(torch.from_numpy(edge_weights(self._rows, name))[at])
-        if self._with_arrays:
-            found.append(narrow(self._rows.indptr[local], self._rows.num_edges))
-        return found
+    def _rows_of(self, of_types: list[Mapping[str, Tensor]], places: Tensor, number: Tensor, name: Tensor) -> Message:
+        """The rows of all arrays of a type in the order of their names, or of the named one, at places in the type."""
+        arrays, at = of_types[int(number)], places.to(torch.int64)
+        return [
+            gather_rows(arrays[each], at, self._pool) for each in ([name_of(name)] if len(name) else sorted(arrays))
+        ]
 
     def _degrees(self, rows: Tensor) -> Message:
-        return [self._lengths(rows.to(torch.int64))]
+        """The lengths of own rows; rows that reach beyond the shard are refused."""
+        own, local = self._rows, rows.to(torch.int64)
+        first, last = own.indptr[local], own.indptr[local + 1]
+        if bool(((first < 0) | (last < first) | (last > own.num_edges)).any()):
+            raise graph_is_damaged(own)
+        return [last - first]
 
-    def _nodes(self, places: Tensor, number: Tensor, name: Tensor | None = None) -> Message:
-        """The rows of all arrays of a node type, or of one, by their places in it."""
-        arrays = self._rows.types.node_arrays[self._types.node_types[int(number)]]
-        return gathered(_named(arrays, name), places, self._pool)
-
-    def _edges(self, places: Tensor, number: Tensor, name: Tensor | None = None) -> Message:
-        arrays = self._rows.types.edge_arrays[self._types.edge_types[int(number)]]
-        return gathered(_named(arrays, name), places, self._pool)
-
-    def _linked(
-        self,
-        receivers: Tensor,
-        senders: Tensor,
-        edge_type: Tensor,
-        times: Tensor | None = None,
-        name: Tensor | None = None,
-    ) -> Message:
+    def _linked(self, receivers: Tensor, senders: Tensor, edge_type: Tensor, times: Tensor, name: Tensor) -> Message:
         """A bool for each pair of nodes: whether the second sends to the first, or did at a time of that name."""
-        at = None if times is None or name is None else Moments(self._orders[name_of(name)], times)
+        at = Moments(self._orders[name_of(name)], times) if len(name) else None
         pairs = torch.stack([senders.to(torch.int64), receivers.to(torch.int64)])
         return [has_edges(self._rows, pairs, int(edge_type) if edge_type.numel() else None, at)]
-
-    def _lengths(self, local: Tensor) -> Tensor:
-        """Return the lengths of own rows; refuse rows that reach beyond the shard."""
-        rows = self._rows
-        first, last = rows.indptr[local], rows.indptr[local + 1]
-        if bool(((first < 0) | (last < first) | (last > rows.num_edges)).any()):
-            raise graph_is_damaged(rows)
-        return last - first
-
-
-def _named(arrays: Mapping[str, Tensor], name: Tensor | None) -> Mapping[str, Tensor]:
-    return arrays if name is None else {name_of(name): arrays[name_of(name)]}
 
 
 Join = Callable[[list[Tensor]], Tensor]

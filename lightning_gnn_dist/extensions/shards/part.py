@@ -12,18 +12,17 @@ from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
-from lightning_gnn_dist.extensions.larger_than_memory.tables import Table
 from lightning_gnn_dist.extensions.shards.draws import whole_rows
-from lightning_gnn_dist.extensions.shards.remote_graph import BYTES_OF_A_ROUND, ShardedGraph
+from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
-from lightning_gnn_dist.graph.rows import Lookup, bytes_per_row, starts_of
+from lightning_gnn_dist.graph.rows import Lookup, starts_of
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 from lightning_gnn_dist.partition.base import learned_from
 
 
 def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None, seed: int) -> tuple[Graph, Tensor]:
-    """Return the part in RAM, and the ids of its nodes in the whole graph: those of the shard first.
+    """Return the part in RAM, and the ids of its nodes in the whole graph: those of the shard first. Collective.
 
     Of a typed graph, the nodes are in the order of their ids.
 
@@ -56,7 +55,7 @@ class _Shards(RowReading):
         self._graph, self.sizes = graph, _sizes_of_whole(graph)
 
     def read(self, nodes: Tensor) -> PartRows:
-        drawn = whole_rows(self._graph, nodes)
+        drawn = self._graph.answered(whole_rows(self._graph, nodes))
         columns = {"kinds": drawn.kinds, "ids": drawn.edge_ids}
         found = {name: column for name, column in columns.items() if column is not None}
         return PartRows(starts_of(drawn.counts), drawn.senders, found)
@@ -64,31 +63,13 @@ class _Shards(RowReading):
     def among(self, nodes: Tensor, hops: list[Tensor]) -> Graph:
         graph, (at, receives) = self._graph, Lookup(torch.cat(hops))(nodes)
         indptr, senders, edges = edges_among(self.rows_of_hops(hops), at, nodes, receives)
-        spans = pairwise(graph.types.offsets)
-        local = [nodes[(nodes >= first) & (nodes < end)] - first for first, end in spans]
-        arrays = [_rows_of_all(graph, table, ids) for table, ids in zip(graph.of_nodes, local, strict=True)]
+        local = [nodes[(nodes >= first) & (nodes < end)] for first, end in pairwise(graph.types.offsets)]
+        of_types = zip(graph.of_nodes, local, graph.shard.rows.types.offsets, strict=False)
+        arrays = [graph.rows_of(table.own, ids, first_row) for table, ids, first_row in of_types]
         if not have_names(graph.types):
             of_edges = [graph.answered(table.take(edges["ids"])) for table in graph.of_edges.values()]
             return checked_graph(indptr, senders, arrays[0], *of_edges or [{}])
         return typed_graph(indptr, senders, _types(graph, list(map(len, local)), arrays, edges), node_arrays={})
-
-
-def _rows_of_all(graph: ShardedGraph, table: Table, ids: Tensor) -> dict[str, Tensor]:
-    """Return the rows of all own nodes of a type, which increase, and of some of others, by their ids in the type.
-
-    Those of others come in rounds that bound what else is held. A round takes every so-manieth node: consecutive ones
-    are mostly of one rank, which would answer all ranks while the others wait.
-    """
-    is_other = table.seek(ids).is_other
-    full = {name: own.new_empty((len(ids), *own.shape[1:])) for name, own in table.own.items()}
-    for name, own in table.own.items():
-        full[name][~is_other] = own
-    others = is_other.nonzero().view(-1)
-    rounds = -(-len(others) * bytes_per_row(table.own) // BYTES_OF_A_ROUND)
-    for at in (others[start::rounds].contiguous() for start in range(rounds)):
-        for name, rows in graph.answered(table.take(ids[at])).items():
-            full[name][at] = rows
-    return full
 
 
 def _types(

@@ -9,8 +9,7 @@ The few methods that are collective say so: all ranks of a channel call them tog
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, partial
-from typing import NamedTuple
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,12 +20,12 @@ from lightning_gnn_dist.engine.sample import csr_of, graph_is_damaged
 from lightning_gnn_dist.engine.weighted import NONE, edge_weights
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, RowCache
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Table, Tables
+from lightning_gnn_dist.extensions.shards.index import Shard, TypedBounds
 from lightning_gnn_dist.extensions.shards.owner import (
     DEGREES,
     EDGES,
     LINKED,
     NODES,
-    ROWS,
     Join,
     Message,
     Owner,
@@ -38,35 +37,12 @@ from lightning_gnn_dist.extensions.shards.owner import (
     narrow,
 )
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder
-from lightning_gnn_dist.graph.rows import bytes_per_row, starts_of, take_rows
-from lightning_gnn_dist.graph.shard import Shard, TypedBounds
+from lightning_gnn_dist.graph.rows import bytes_per_row, take_rows
 from lightning_gnn_dist.sampling.turns import Result, Steps, answered
 from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel
 
 BYTES_OF_A_ROUND = 1 << 26  # of rows of other ranks that are asked for at once
-
-
-class FetchedRows(NamedTuple):
-    """All edges of some nodes.
-
-    Attributes:
-        starts: Where each node's edges start in ``senders`` and ``weights``, and where the last ones end.
-        senders: The senders of the edges, node after node, by their ids in the whole graph.
-        weights: The edges' weights, float32; None if none were asked for.
-        first_edges: The id of each node's first edge in the whole graph; None if it has no edge arrays.
-    """
-
-    starts: Tensor
-    senders: Tensor
-    weights: Tensor | None
-    first_edges: Tensor | None
-
-    def edge_ids(self, positions: Tensor) -> Tensor:
-        """Return the ids in the whole graph of the edges at some positions of ``senders``."""
-        assert self.first_edges is not None
-        row = torch.searchsorted(self.starts, positions, right=True) - 1
-        return self.first_edges[row] + positions - self.starts[row]
 
 
 class ShardedGraph(Tables[TypedBounds]):
@@ -95,7 +71,8 @@ class ShardedGraph(Tables[TypedBounds]):
         self._owner = Owner(shard.rows, self.types, shard.index, pool, self.orders)
         self._asking = Asking(channel, partial(answer_of, self._owner), pool.take)
         self._splits: dict[str, Tensor] = {}
-        super().__init__(self.types, self._tables_of_nodes(cache_bytes), self._tables_of_edges(), cache_bytes)
+        of_nodes = list(self._tables(NODES, cache_bytes).values())
+        super().__init__(self.types, of_nodes, self._tables(EDGES), cache_bytes)
 
     @property
     def num_nodes(self) -> int:
@@ -130,27 +107,6 @@ class ShardedGraph(Tables[TypedBounds]):
         """Do at once what asks other ranks."""
         return answered(steps, self.ask)
 
-    def rows(self, nodes: Tensor, weight: str | None) -> Steps[FetchedRows]:
-        """Return all edges of some nodes, for samplers that look at many rows at once.
-
-        Args:
-            nodes: The nodes, in increasing order of their ids in the whole graph.
-            weight: The name of the edge array that weighs edges, or None.
-        """
-        local = self._local(nodes, self.shard.bounds.nodes)
-        (answers,) = yield [Question(ROWS, [[narrow(some, most), letters_of(weight)] for some, most in local])]
-        counts, senders = (torch.cat([answer[i] for answer in answers]) for i in (0, 1))
-        weights = None if weight is None else torch.cat([answer[2] for answer in answers])
-        firsts = None
-        if self.has_edge_arrays:
-            begins = self.shard.bounds.edges.tolist()
-            firsts = torch.cat(
-                [answer[-1].to(torch.int64) + begin for answer, begin in zip(answers, begins, strict=False)]
-            )
-        back = counts.to(torch.int64)
-        starts = starts_of(back)
-        return FetchedRows(starts, self._checked(senders), weights, firsts)
-
     def column_norms(self, weight: str | None) -> Tensor:
         """Return the squared norm of each column of A: float64, shape ``(num_nodes,)``. Collective.
 
@@ -175,41 +131,55 @@ class ShardedGraph(Tables[TypedBounds]):
         (answers,) = yield [Question(DEGREES, questions)]
         return route.restore([answer[0] for answer in answers])
 
-    def extended(self, arrays: dict[str, Tensor], ids: Tensor) -> dict[str, Tensor]:
-        """Return arrays of the own nodes in RAM, each with the rows of some other nodes below. Collective.
+    def rows_of(self, arrays: dict[str, Tensor], ids: Tensor, first_row: int = 0) -> dict[str, Tensor]:
+        """Return the rows of some nodes of arrays that each rank has of its own ones. Collective.
 
-        They come in rounds that bound what else is held. A round takes every so-manieth node: consecutive ones are
-        mostly of one rank, which would answer all ranks while the others wait.
+        Others' rows come in rounds that bound what else is held. A round takes every so-manieth node: consecutive ones
+        are mostly of one rank, which would answer all ranks while the others wait.
+
+        Args:
+            arrays: The arrays of the own nodes, in RAM or mapped.
+            ids: The nodes whose rows are wanted, with all own ones, in their order.
+            first_row: The row of the shard that these arrays begin with.
         """
-        num_own = self.shard.rows.num_nodes
-        full = {name: a.new_empty((num_own + ids.numel(), *a.shape[1:])) for name, a in sorted(arrays.items())}
+        (owners, rows), names = self.types.owners(ids), sorted(arrays)
+        is_other = owners != self.shard.index
+        full = {name: arrays[name].new_empty((len(ids), *arrays[name].shape[1:])) for name in names}
         for name, out in full.items():
-            out[:num_own] = arrays[name]
-        counts = torch.cat(self.channel.exchange([torch.tensor([ids.numel()])] * self.channel.size))
+            out[~is_other] = arrays[name]
+        others = is_other.nonzero().view(-1)
+        counts = torch.cat(self.channel.exchange([torch.tensor([len(others)])] * self.channel.size))
         rounds = -(-int(counts.max()) * bytes_per_row(arrays) // BYTES_OF_A_ROUND)
-        for start in range(rounds):
-            at = slice(start, None, rounds)
-            owners, rows_there = self.types.owners(ids[at].contiguous())
-            route = Route(owners, self.channel.size)
-            asked = self.channel.exchange(route.pieces(rows_there))
-            answers = {name: [take_rows(array, rows) for rows in asked] for name, array in sorted(arrays.items())}
-            for name, of_ranks in answers.items():
-                full[name][num_own:][at] = route.restore(self.channel.exchange(of_ranks, route.sizes))
+        for at in (others[start::rounds] for start in range(rounds)):
+            route = Route(owners[at], self.channel.size)
+            asked = [some - first_row for some in self.channel.exchange(route.pieces(rows[at]))]
+            for name in names:
+                answers = [take_rows(arrays[name], some) for some in asked]
+                full[name][at] = route.restore(self.channel.exchange(answers, route.sizes))
         return full
 
-    def _fetched(self, kind: int, ids: Tensor, bounds: Tensor, arrays: Arrays, *more: Tensor) -> Steps[Arrays]:
-        """Return the rows of each array for increasing ids; the question goes on with ``more``."""
-        local = self._local(ids, bounds)
-        (answers,) = yield [Question(kind, [[narrow(some, most), *more] for some, most in local])]
-        return {name: _joined([answer[at] for answer in answers]) for at, name in enumerate(sorted(arrays))}
+    def fetched(self, kind: int, number: int, ids: Tensor, name: str | None = None) -> Steps[Arrays]:
+        """Return rows of a type of nodes or edges, for increasing ids in it.
 
-    def _local(self, ids: Tensor, bounds: Tensor) -> list[tuple[Tensor, int]]:
-        """Divide increasing ids among their owners, as places in the owners' shards, and return how many these have."""
-        begins = torch.searchsorted(ids, bounds)
-        pieces = ids.split(begins.diff().tolist())
-        return [
-            (some - low, most) for some, low, most in zip(pieces, bounds.tolist(), bounds.diff().tolist(), strict=False)
-        ]
+        Args:
+            kind: ``NODES`` or ``EDGES``.
+            number: The number of the type.
+            ids: The ids.
+            name: The array that is asked for. Default: all.
+        """
+        arrays, bounds = self._of_kind(kind)
+        pieces = ids.split(torch.searchsorted(ids, bounds[number]).diff().tolist())
+        of_ranks = zip(pieces, bounds[number].tolist(), bounds[number].diff().tolist(), strict=False)
+        more = torch.tensor([number]), letters_of(name)
+        (answers,) = yield [Question(kind, [[narrow(some - low, most), *more] for some, low, most in of_ranks])]
+        names = sorted(arrays[number]) if name is None else [name]
+        return {each: _joined([answer[at] for answer in answers]) for at, each in enumerate(names)}
+
+    def array_of(self, kind: int, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
+        """Return what an array of a type holds for some ids in it, in any order."""
+        distinct, at = ids.unique(return_inverse=True)
+        rows = yield from self.fetched(kind, number, distinct, name)
+        return rows[name][at]
 
     def to_owners(self, nodes: Tensor, *columns: Tensor) -> tuple[Route, list[Message]]:
         """Divide some nodes, and a number or more that goes with each, among their owners: a question for each.
@@ -252,53 +222,34 @@ class ShardedGraph(Tables[TypedBounds]):
         """
         senders = edges[0].to(self.shard.rows.indices.dtype)
         kind = torch.tensor([] if edge_type is None else [edge_type])
-        times, name = ([], []) if at is None else ([at[1]], [letters_of(at[0])])
+        (name, times), none = ("", []) if at is None else (at[0], [at[1]]), torch.empty(0, dtype=torch.int64)
         route, questions = self.to_owners(edges[1].contiguous(), senders, *times)
-        (answers,) = yield [Question(LINKED, [[rows, some, kind, *when, *name] for rows, some, *when in questions])]
+        asked = [[rows, of, kind, *(when or [none]), letters_of(name)] for rows, of, *when in questions]
+        (answers,) = yield [Question(LINKED, asked)]
         return route.restore([answer[0] for answer in answers])
 
     def ids_of_own(self, rows: Tensor) -> Tensor:
         """Return the ids in the whole graph of some rows of the own shard."""
         return self.types.to_whole(self.shard.index, rows)
 
-    def _tables_of_nodes(self, cache_bytes: int) -> list[Table]:
-        arrays = [dict(self.shard.rows.types.node_arrays[kind]) for kind in self.types.node_types]
-        of_types = zip(arrays, self.types.nodes, self.types.offsets, strict=False)
-        return [
-            self._table(NODES, number, own, bounds, cache_bytes, offset)
-            for number, (own, bounds, offset) in enumerate(of_types)
-        ]
+    def _of_kind(self, kind: int) -> tuple[list[Arrays], Tensor]:
+        """The own arrays of each type of nodes or edges, and where each shard's begin."""
+        types = self.shard.rows.types
+        if kind == NODES:
+            return [dict(own) for own in types.node_arrays.values()], self.types.nodes
+        return [dict(own) for own in types.edge_arrays.values()], self.types.edges
 
-    def _tables_of_edges(self) -> dict[int, Table]:
-        """Where no edge has arrays, nobody may have counted the edges of shards."""
-        arrays = [dict(self.shard.rows.types.edge_arrays[kind]) for kind in self.types.edge_types]
-        return {
-            number: self._table(EDGES, number, own, self.types.edges[number])
-            for number, own in enumerate(arrays)
-            if own
-        }
-
-    def _table(
-        self, kind: int, number: int, own: Arrays, bounds: Tensor, cache_bytes: int = 0, first_node: int = 0
-    ) -> Table:
-        first, end = bounds[self.shard.index : self.shard.index + 2].tolist()
-        width = bytes_per_row(own)
-        most = min(cache_bytes // width, int(bounds[-1]) - (end - first)) if width else 0
-        cache = RowCache(own, most, lambda ids: self._count_edges_from(ids + first_node))
-        of_type = torch.tensor([number])
-        return Table(own, first, end - first, cache, lambda ids: self._fetched(kind, ids, bounds, own, of_type))
-
-    def _count_edges_from(self, ids: Tensor) -> Tensor:
-        """Return how many edges of the shard come from each of some nodes that others own."""
-        senders, counts = self._senders
-        at = torch.searchsorted(senders, ids).clamp_(max=max(0, len(senders) - 1))
-        return torch.where(senders[at] == ids, counts[at], 0) if len(senders) else torch.zeros_like(ids)
-
-    @cached_property
-    def _senders(self) -> tuple[Tensor, Tensor]:
-        """The shard's senders, increasing, and how many edges come from each: found when they are first needed."""
-        senders, counts = self.shard.rows.indices.unique(return_counts=True)
-        return senders.to(torch.int64), counts
+    def _tables(self, kind: int, cache_bytes: int = 0) -> dict[int, Table]:
+        """The rows of each type of nodes, or of those types of edges that have arrays: nobody may count the others."""
+        (arrays, bounds), found = self._of_kind(kind), dict[int, Table]()
+        for number, own in enumerate(arrays):
+            if kind == NODES or own:
+                first, end = bounds[number, self.shard.index : self.shard.index + 2].tolist()
+                width = bytes_per_row(own)
+                most = min(cache_bytes // width, int(bounds[number, -1]) - (end - first)) if width else 0
+                fetch = partial(self.fetched, kind, number)
+                found[number] = Table(own, first, end - first, RowCache(own, most), fetch)
+        return found
 
 
 def union(vectors: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:

@@ -65,25 +65,14 @@ class RowRequest(NamedTuple):
     order: TimeOrder
 
 
-class DrawnEdges(NamedTuple):
-    """The edges drawn for some rows, row after row.
-
-    Attributes:
-        counts: How many each row gives, int64.
-        positions: Their places in the shard, int64.
-        senders: Their senders, by ids in the whole graph.
-    """
-
-    counts: Tensor
-    positions: Tensor
-    senders: Tensor
-
-
 NO_ORDER = TimeOrder(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.bool_))
 
 
-def draw_from_rows(graph: Graph, asked: RowRequest) -> DrawnEdges:
-    """Draw edges of each type that leads to a row; a graph without types counts as one of one type."""
+def draw_from_rows(graph: Graph, asked: RowRequest) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw edges of each type that leads to a row; a graph without types counts as one of one type.
+
+    Returns how many each row gives, their places in the shard, row after row, and their senders.
+    """
     csr, counts = csr_of(graph), np.empty(len(asked.rows), np.int64)
     longest = _count(csr, asked, counts)
     if longest < 0:
@@ -92,7 +81,7 @@ def draw_from_rows(graph: Graph, asked: RowRequest) -> DrawnEdges:
     positions = np.empty(int(counts.sum()), np.int64)
     senders = graph.indices.new_empty(len(positions))
     _draw(csr, asked, asked.rule.weights, longest, starts, positions, senders.numpy())
-    return DrawnEdges(torch.from_numpy(counts), torch.from_numpy(positions), senders)
+    return torch.from_numpy(counts), torch.from_numpy(positions), senders
 
 
 @compiled

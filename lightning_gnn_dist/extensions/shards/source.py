@@ -28,14 +28,15 @@ from lightning_gnn_dist.engine.weighted import NONE
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource
 from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
 from lightning_gnn_dist.extensions.links.targets import FalseEnds
-from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, Names, draw_hops
+from lightning_gnn_dist.extensions.shards.draws import Drawn, DrawRule, GrowingBatch, draw_hops, whole_rows
 from lightning_gnn_dist.extensions.shards.links import draw_false_ends
-from lightning_gnn_dist.extensions.shards.owner import Message, Question
-from lightning_gnn_dist.extensions.shards.remote_graph import FetchedRows, ShardedGraph, union
-from lightning_gnn_dist.extensions.shards.temporal import prepare_times, sample_at_times, sample_timed, times_of_edges
+from lightning_gnn_dist.extensions.shards.owner import EDGES, Message, Question
+from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, union
+from lightning_gnn_dist.extensions.shards.temporal import prepare_times, sample_at_times, sample_timed
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
+from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.homes.settings import Loading
 from lightning_gnn_dist.sampling.base import Sampler
@@ -60,10 +61,9 @@ def sample_bulk(
         return (yield from sample_layer_wise(graph, sampler, seeds, keys))
     if isinstance(sampler, TemporalSampler):
         return (yield from sample_timed(graph, sampler, seeds, keys))
-    growing = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
+    growing = [GrowingBatch(ids, graph.num_nodes, number) for number, ids in enumerate(seeds)]
     how = DrawRule(sampler.replace, sampler.weight)
-    names, fanouts = Names.of_nodes(len(growing)), sampler.of_types(graph.types)
-    return (yield from draw_hops(graph, growing, names, fanouts, keys, how))
+    return (yield from draw_hops(graph, growing, sampler.of_types(graph.types), keys, how))
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class Shards:
         return draw_false_ends(self.graph, wanted)
 
     def times_of_edges(self, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
-        return times_of_edges(self.graph, number, name, ids)
+        return self.graph.array_of(EDGES, number, name, ids)
 
 
 def check_sampler(sampler: object, types: TypeNames) -> ShardedSampler:
@@ -132,11 +132,11 @@ def sample_layer_wise(
     batches = [GrowingBatch(ids, graph.num_nodes) for ids in seeds]
     for hop in range(sampler.num_hops):
         nodes, positions = union([batch.frontier for batch in batches])
-        rows = yield from graph.rows(nodes, sampler.weight)
-        values = NONE if rows.weights is None else rows.weights.numpy()
+        rows = yield from whole_rows(graph, nodes, sampler.weight)
+        starts, values = starts_of(rows.counts), NONE if rows.weights is None else rows.weights.numpy()
         layers = LayerDraws(np.array(sampler.num_nodes, np.int64), values, *importance, sampler.normalize)
         for batch, at, batch_key in zip(batches, positions, keys, strict=True):
-            _grow(batch, rows, at, key(*batch_key, hop), hop, layers)
+            _grow(batch, rows, starts, at, key(*batch_key, hop), hop, layers)
     return [batch.sample() for batch in batches]
 
 
@@ -148,16 +148,17 @@ def importance_of(graph: ShardedGraph, sampler: LayerWise) -> tuple[Array, Array
     return norms, remembered(graph, ("scales", sampler.weight, sampler.num_nodes), lambda: sampler.scales(norms))
 
 
-def _grow(batch: GrowingBatch, rows: FetchedRows, at: Tensor, word: np.uint64, hop: int, layers: LayerDraws) -> None:
+def _grow(
+    batch: GrowingBatch, rows: Drawn, starts: Tensor, at: Tensor, word: np.uint64, hop: int, layers: LayerDraws
+) -> None:
     """Draw a layer for the frontier of a batch; ``at`` are the places of its nodes among ``rows``."""
-    known, work, table = batch.open(rows.senders, int((rows.starts[at + 1] - rows.starts[at]).sum()))
-    csr, begin = (rows.starts.numpy(), rows.senders.numpy(), at.numpy()), len(known) - len(at)
-    found = batch.checked(sample_layer(*csr, known, begin, word, hop, layers, work, table))
-    starts = torch.from_numpy(work.starts[begin : len(known) + 1].copy())
-    edges, ids = int(starts[-1]), None
-    if rows.first_edges is not None:
-        ids = rows.edge_ids(torch.from_numpy(work.positions[:edges].copy()))
-    batch.add(found, work, starts.diff(), ids, torch.from_numpy(work.weights[:edges].copy()))
+    known, work, table = batch.open(rows.senders, int((starts[at + 1] - starts[at]).sum()))
+    csr, begin = (starts.numpy(), rows.senders.numpy(), at.numpy()), len(known) - len(at)
+    found = sample_layer(*csr, known, begin, word, hop, layers, work, table)
+    ends = torch.from_numpy(work.starts[begin : len(known) + 1].copy())
+    positions, weights = (torch.from_numpy(of[: int(ends[-1])].copy()) for of in (work.positions, work.weights))
+    ids = None if rows.edge_ids is None else rows.edge_ids[positions]
+    batch.add(found, work, Drawn(ends.diff(), rows.senders[:0], None, ids, weights))
 
 
 class ShardedSource(AheadSource):

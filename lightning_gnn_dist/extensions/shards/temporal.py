@@ -13,15 +13,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, refuse_repeated
-from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, Names, OwnedGraph, Seen, draw_hops
-from lightning_gnn_dist.extensions.shards.owner import (
-    EDGES,
-    NODES,
-    Question,
-    Route,
-    letters_of,
-    narrow,
-)
+from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, OwnedGraph, draw_hops
+from lightning_gnn_dist.extensions.shards.owner import NODES
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.extensions.temporal.times import (
@@ -49,35 +42,16 @@ def prepare_times(graph: ShardedGraph, name: str) -> None:
             times[at] = as_integers(source.times)
         elif source is not None:
             sender = types.node_types.index(types.edge_types[number][0])
-            ids, inverse = (rows.indices[at].to(torch.int64) - graph.types.offsets[sender]).unique(return_inverse=True)
-            found = graph.answered(times_of_nodes(graph, sender, name, ids))
-            times[at] = as_integers(found)[inverse]
+            ids = rows.indices[at].to(torch.int64) - graph.types.offsets[sender]
+            times[at] = as_integers(graph.answered(graph.array_of(NODES, sender, name, ids)))
     graph.orders[name] = ordered(rows, times, have_times(rows, name))
     graph.channel.exchange([torch.empty(0)] * graph.channel.size)  # from now on each rank answers
-
-
-def times_of_nodes(graph: ShardedGraph, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
-    """Return the times called ``name`` of some nodes of a type, by their ids in it, in any order."""
-    return (yield from _times_of(graph, NODES, graph.types.nodes[number], number, name, ids))
-
-
-def times_of_edges(graph: ShardedGraph, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
-    """Return the times called ``name`` of some edges of a type, by their ids in it, in any order."""
-    return (yield from _times_of(graph, EDGES, graph.types.edges[number], number, name, ids))
 
 
 def times_of_all_nodes(graph: ShardedGraph, number: int, name: str) -> Tensor:
     """Return the times called ``name`` of all nodes of a type. Collective."""
     own = graph.shard.rows.types.node_arrays[graph.types.node_types[number]][name]
     return torch.cat(graph.channel.exchange([own[:]] * graph.channel.size))
-
-
-def _times_of(graph: ShardedGraph, kind: int, bounds: Tensor, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
-    owners = torch.searchsorted(bounds, ids.contiguous(), right=True) - 1
-    route, more = Route(owners, graph.channel.size), [torch.tensor([number]), letters_of(name)]
-    pieces = zip(route.pieces(ids - bounds[owners]), bounds.diff().tolist(), strict=True)
-    (answers,) = yield [Question(kind, [[narrow(some, most), *more] for some, most in pieces])]
-    return route.restore([answer[0] for answer in answers])
 
 
 def sample_timed(
@@ -103,12 +77,14 @@ def sample_at_times(
 
     The graph's :func:`prepare_times` has run.
     """
-    bits = max(1, (graph.num_nodes - 1).bit_length())
-    names = Names(bits, torch.tensor([0, *map(len, seeds)]).cumsum(0).tolist())
-    growing = [GrowingBatch((torch.arange(len(ids)) << bits) + ids, max(1, len(ids)) << bits) for ids in seeds]
-    how = DrawRule(sampler.replace, seen=_seen(seeds, torch.cat(list(times)), sampler.view))
-    samples = yield from draw_hops(graph, growing, names, sampler.of_types(graph.types), keys, how)
-    return [_named(sample, bits, of) for sample, of in zip(samples, times, strict=True)]
+    bits, first = max(1, (graph.num_nodes - 1).bit_length()), torch.tensor([0, *map(len, seeds)]).cumsum(0).tolist()
+    growing = [GrowingBatch(ids, graph.num_nodes, at, bits) for ids, at in zip(seeds, first, strict=False)]
+    view, of_seeds = sampler.view, torch.tensor(list(map(len, seeds)))
+    after, upto = map(torch.from_numpy, seen_by(torch.cat(list(times)), view))
+    trees = torch.stack([torch.arange(len(seeds)).repeat_interleave(of_seeds), torch.cat(list(seeds)), after, upto])
+    how = DrawRule(sampler.replace, time=view.time, latest=view.latest, trees=trees)
+    samples = yield from draw_hops(graph, growing, sampler.of_types(graph.types), keys, how)
+    return [of._replace(extra={**of.extra, SEED_TIME: at}) for of, at in zip(samples, times, strict=True)]
 
 
 def _times_of_seeds(graph: ShardedGraph, seeds: Sequence[Tensor], view: View) -> Steps[Tensor]:
@@ -122,19 +98,6 @@ def _times_of_seeds(graph: ShardedGraph, seeds: Sequence[Tensor], view: View) ->
     if ids.numel() and not of_type.start <= int(ids.min()) <= int(ids.max()) < of_type.stop:
         raise ValueError(f"The seeds of a batch by time must be nodes of type {kind!r}, which the shards learn from.")
     node_times(rows, view.seed_time, kind)  # refuses an array that is not there
-    times = yield from times_of_nodes(graph, number, view.seed_time, ids - of_type.start)
+    times = yield from graph.array_of(NODES, number, view.seed_time, ids - of_type.start)
     check_comparable(rows, times, view)
     return times
-
-
-def _seen(seeds: Sequence[Tensor], times: Tensor, view: View) -> Seen:
-    """Return what each tree of all batches sees."""
-    batches = torch.arange(len(seeds)).repeat_interleave(torch.tensor(list(map(len, seeds))))
-    after, upto = map(torch.from_numpy, seen_by(times, view))
-    return Seen(view.time, view.latest, torch.stack([batches, torch.cat(list(seeds)), after, upto]))
-
-
-def _named(sample: Sample, bits: int, times: Tensor) -> Sample:
-    """Return a sample of names as one of nodes."""
-    extra = {"batch": sample.nodes >> bits, SEED_TIME: times}
-    return sample._replace(nodes=sample.nodes & ((1 << bits) - 1), extra=extra)

@@ -220,11 +220,16 @@ def holds_split(path: Path) -> bool:
     return "links/undirected" in read_meta(path)["arrays"]
 
 
+def holds_shards(path: Path) -> bool:
+    """Whether a folder holds shards of a graph."""
+    return (path / SHARDS).exists()
+
+
 def read_meta(path: Path) -> dict[str, Any]:
     """The content of ``meta.json``; refuse it if an entry is missing or wrong."""
     file = path / "meta.json"
     if not file.exists():
-        if (path / SHARDS).exists():
+        if holds_shards(path):
             raise FileNotFoundError(
                 f"{path} is not a saved graph: it holds shards of one. Train on them with PartitionedDataModule, or "
                 "where edges were split with LinkDataModule, or name the graph that was divided."

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Bulk
+from lightning_gnn_dist.extensions.shards.index import Shard
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.extensions.shards.source import ShardedSampler, sample_bulk
-from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 from tests.ranks import join
 

@@ -35,9 +35,9 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource, assemble
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.shards.index import Shard
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.extensions.shards.source import ShardedSampler, ShardedSource
-from lightning_gnn_dist.graph.shard import Shard
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.batch_contents import check_same, contents

@@ -12,7 +12,6 @@ from torch import Tensor
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto
-from lightning_gnn_dist.extensions.shards import part as part_module
 from lightning_gnn_dist.extensions.shards import remote_graph
 from lightning_gnn_dist.extensions.shards.part import read_part
 from lightning_gnn_dist.graph.typed.names import have_names
@@ -56,7 +55,7 @@ def some_graph() -> lgd.Graph:
 
 
 def parts(rank: int, world_size: int, folder: Path, boundaries: list[Boundary]) -> list[tuple[dict[str, Any], Tensor]]:
-    part_module.BYTES_OF_A_ROUND = remote_graph.BYTES_OF_A_ROUND = 2000  # several rounds
+    remote_graph.BYTES_OF_A_ROUND = 2000  # several rounds
     found = []
     with opened(rank, world_size, folder) as graph:
         for boundary in boundaries:
@@ -65,7 +64,7 @@ def parts(rank: int, world_size: int, folder: Path, boundaries: list[Boundary]) 
             found.append((contents(part), ids))
             if not have_names(part.types):
                 own = ids[: graph.shard.rows.num_nodes]
-                wide = graph.extended({"ids": own[:, None].repeat(1, 9)}, ids[len(own) :])["ids"]
+                wide = graph.rows_of({"ids": own[:, None].repeat(1, 9)}, ids)["ids"]
                 assert torch.equal(wide, ids[:, None].repeat(1, 9))
     return found
 

@@ -17,8 +17,8 @@ from lightning_gnn_dist import (
     save_shards,
 )
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.extensions.shards.index import Shard
 from lightning_gnn_dist.extensions.shards.one_shard import OneShard
-from lightning_gnn_dist.graph.shard import Shard
 from tests.every_strategy import plain_ddp
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE

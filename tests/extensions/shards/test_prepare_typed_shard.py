@@ -11,9 +11,9 @@ import torch
 
 from lightning_gnn_dist import Graph, Partition, prepare_graph, save_shards
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.extensions.shards.index import Shard
 from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from lightning_gnn_dist.graph import rows as rows_module
-from lightning_gnn_dist.graph.shard import Shard
 from tests.graph.typed.graphs import save_arrays, small
 from tests.prepare.kills import until_it_is_there
 

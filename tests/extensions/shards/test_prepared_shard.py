@@ -11,8 +11,8 @@ from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import Graph, Partition, communities, save_shards
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.extensions.shards.index import Bounds, Shard, TypedBounds
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
-from lightning_gnn_dist.graph.shard import Bounds, Shard, TypedBounds
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.wire.channel import Channel
 from tests.graph.parted import (

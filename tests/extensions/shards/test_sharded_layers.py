@@ -20,9 +20,9 @@ from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.passes import layer_pass, row_table
 from lightning_gnn_dist.extensions.passes.prediction import Prediction
+from lightning_gnn_dist.extensions.shards.index import Bounds, Shard
 from lightning_gnn_dist.extensions.shards.nodes import Division, ShardNodes
 from lightning_gnn_dist.graph.rows import bytes_per_row
-from lightning_gnn_dist.graph.shard import Bounds, Shard
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.layers.layer_pass import Work
 from lightning_gnn_dist.wire.channel import CPU, Channel

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.graph.shard import Shard
+from lightning_gnn_dist.extensions.shards.index import Shard
 from lightning_gnn_dist.graph.storage import contents, store
 from lightning_gnn_dist.graph.storage.npy import header_of
 from lightning_gnn_dist.graph.storage.saved import open_graph

@@ -15,9 +15,9 @@ from lightning_gnn_dist.engine.rng import below, draw, key
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_receivers
 from lightning_gnn_dist.extensions.links.targets import FALSE_ENDS, FalseEnds
+from lightning_gnn_dist.extensions.shards.index import Bounds, Shard
 from lightning_gnn_dist.extensions.shards.links import Held, draw_false_ends, held_of_shard, own_share
 from lightning_gnn_dist.extensions.shards.source import ShardedSource
-from lightning_gnn_dist.graph.shard import Bounds, Shard
 from tests.batch_contents import is_same
 from tests.extensions.shards.graphs import CountingGraph, joined, opened
 from tests.extensions.shards.links.splits import (
