@@ -15,9 +15,8 @@ from lightning_gnn_dist.batches.source import GraphSource, stream_to
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement
 from lightning_gnn_dist.extensions.larger_than_memory.sources import PlacedSource
-from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
+from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler, OwnLinks
 from lightning_gnn_dist.extensions.links.negatives import Candidates
-from lightning_gnn_dist.extensions.links.targets import OwnLinks
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.settings import SampleOn
 from lightning_gnn_dist.sampling.base import Sampler

@@ -2,12 +2,12 @@
 
     LinkDataModule(split_edges(graph), boundary=Fetch())   # a ``Task`` whose seeds are positions of edges
 
-link_split.py       held edges and the graph of the others; held_back.py chooses them, edges.py has those of a type
-leaks.py            what is refused of held edges, and of what edges carry
+link_split.py       held edges and the graph of the others, and what is refused of them; splitting.py chooses them
+edges.py            the edges of a type, and what they show of others
 link_datamodule.py  the data module; task.py is its ``Task``, answers.py that of what a database recommends
-link_sampler.py     a ``Sampler`` that draws around both ends; targets.py has their table, negatives.py the false ends
+link_sampler.py     a ``Sampler`` that draws around both ends of targets; negatives.py has the false ones
 link_ranking.py     metrics of ranks among false edges; recommending.py a head, and its metric, of all receivers
-best_links.py       the best receivers of some nodes: search.py shares the work; scoring.py, best.py do it
+best_links.py       the best receivers of some nodes: search.py shares the work
 
 It needs ``temporal``, by whose times edges are split. Links in shards stand with these.
 """

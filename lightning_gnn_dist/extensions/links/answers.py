@@ -8,6 +8,7 @@ Judged are rows: of each question at its time, and of each receiver at the time 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,46 +20,19 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.task import Judged
 from lightning_gnn_dist.extensions.links.best import NONE
 from lightning_gnn_dist.extensions.links.bounds import LinkBounds
-from lightning_gnn_dist.extensions.links.link_sampler import RootSampler
-from lightning_gnn_dist.extensions.links.targets import edges_at
+from lightning_gnn_dist.extensions.links.link_sampler import RootSampler, edges_at
 from lightning_gnn_dist.extensions.links.task import AskedEdges, WholeEdges, check_held_back
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, check_event_samplers
 from lightning_gnn_dist.graph.graph import Graph, with_arrays_of_types
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, ASKED, TIME, TableTask
-from lightning_gnn_dist.graph.user_ids import Ids, ids_for, named
+from lightning_gnn_dist.graph.user_ids import Columns, Ids, ids_for, named
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import graph_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.layers.choice import is_limited
 from lightning_gnn_dist.layers.layered_loader import Targets
 from lightning_gnn_dist.sampling.base import Sampler
-
-
-@dataclass(frozen=True)
-class QuestionColumns:
-    """The columns of a table of what is recommended: a row for each question about a row that is there, and receiver.
-
-    Attributes:
-        questions: The rows of the task's table, in the order of what is recommended.
-        senders: The node that each is about; -1 where its key names none.
-        times: The time of each.
-        of_senders: The users' ids of all nodes that may be asked about; None where nobody knows them.
-        of_receivers: Those of all that may be recommended.
-    """
-
-    questions: Ids
-    senders: Ids
-    times: Ids
-    of_senders: Ids | None = None
-    of_receivers: Ids | None = None
-
-    def __call__(self, first: int, rows: Ids) -> dict[str, Ids]:
-        at, place = np.nonzero((rows["receiver"] >= 0) & (self.senders[first : first + len(rows)] >= 0)[:, None])
-        found, at = rows[at, place], at + first
-        ends = named(self.senders[at], self.of_senders), named(found["receiver"], self.of_receivers)
-        of_questions = {"question": self.questions[at], "sender": ends[0], "time": self.times[at]}
-        return of_questions | {"receiver": ends[1], "score": found["score"]}
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,11 +63,10 @@ class Answers:
         graph = graph.with_seeds(name)
         arrays = {kind: dict(of) for kind, of in graph.types.node_arrays.items()}
         masks = {split: arrays[name].pop(f"{split}_mask") for split in ("train", "val", "test")}
-        seen = {
-            kind: {array: rows for array, rows in of.items() if not array.endswith("_mask")}
-            for kind, of in arrays.items()
-        }
-        return cls(with_arrays_of_types(graph, seen), known[name], masks, graph.path)
+        for of in arrays.values():
+            for array in [array for array in of if array.endswith("_mask")]:
+                del of[array]
+        return cls(with_arrays_of_types(graph, arrays), known[name], masks, graph.path)
 
     @property
     def times(self) -> Tensor:
@@ -125,18 +98,28 @@ class Answers:
         ends = edges_at(self.graph, types.edges_of(kind))
         return ends - torch.tensor([[types.nodes_of(kind[0]).start], [types.nodes_of(kind[2]).start]])
 
-    def columns(self, questions: Tensor, ids_of: Path | None) -> QuestionColumns:
-        """Return how a table names what is recommended to some questions, by the ids of a prepared graph."""
+    def columns(self, questions: Tensor, ids_of: Path | None) -> Columns:
+        """Return how a table names what is recommended to some questions, by the ids of a prepared graph.
+
+        It has a row for each question about a row that is there, and receiver.
+        """
         task, types = self.task, self.graph.types
         assert task.receiver is not None
         senders = torch.full((len(self.times),), NONE)
         about, of = self._ends((task.entity, ASKED, task.name))
         senders[of] = about
-        counts = ((kind, len(types.nodes_of(kind))) for kind in (task.entity, task.receiver))
-        ids = [ids_for(ids_of, self.path, kind, count) for kind, count in counts]
+        of_ends = [ids_for(ids_of, self.path, kind, len(types.nodes_of(kind))) for kind in (task.entity, task.receiver)]
         times = self.times[questions].numpy()
         times = times.astype("datetime64[s]") if task.are_dates else times
-        return QuestionColumns(questions.numpy(), senders[questions].numpy(), times, *ids)
+        numbers, sent = questions.numpy(), senders[questions].numpy()
+
+        def columns(first: int, rows: Ids) -> dict[str, Ids]:
+            at, place = np.nonzero((rows["receiver"] >= 0) & (sent[first : first + len(rows)] >= 0)[:, None])
+            found, at = rows[at, place], at + first
+            of_questions = {"question": numbers[at], "sender": named(sent[at], of_ends[0]), "time": times[at]}
+            return of_questions | {"receiver": named(found["receiver"], of_ends[1]), "score": found["score"]}
+
+        return columns
 
     def roots(self, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Some questions at their times, and all receivers at each of these, as nodes and times, evenly mixed."""
@@ -144,7 +127,7 @@ class Answers:
         assert task.receiver is not None
         questions, receivers = types.nodes_of(task.name), types.nodes_of(task.receiver)
         asked = mask.nonzero().view(-1)
-        at, many = self.times[asked].unique(return_inverse=False), len(receivers)
+        at, many = self.times[asked].unique(), len(receivers)
         nodes = torch.cat([asked + questions.start, torch.arange(receivers.start, receivers.stop).repeat(len(at))])
         times = torch.cat([self.times[asked], at.repeat_interleave(many)])
         place = torch.cat([torch.linspace(0, 1, len(asked)), torch.linspace(0, 1, many * len(at))])
@@ -183,7 +166,7 @@ class AnswerEdges(WholeEdges):
             mask[some - self.home.ids.start] = True
         return self._judged("prediction", mask)
 
-    def columns(self, some: Tensor | None, ids_of: Path | None) -> QuestionColumns:
+    def columns(self, some: Tensor | None, ids_of: Path | None) -> Columns:
         ids = self.home.ids
         return self._answers.columns(torch.arange(len(ids)) if some is None else some - ids.start, ids_of)
 
@@ -197,20 +180,19 @@ class AnswerEdges(WholeEdges):
         asked = self._answers
         nodes, times = asked.roots(mask)
         first = asked.graph.types.nodes_of(asked.task.name).start
-        rest = nodes, times, asked.pairs(mask), first, self.asked.ends.target_type.number
+        roots = partial(RootSampler, nodes=nodes, times=times, answers=asked.pairs(mask), first=first)
 
         def sampler(more_hops: int) -> Sampler:
             of_trees = self.home.running.sampler_of_evaluation(more_hops)
             assert isinstance(of_trees, TemporalSampler)
-            return RootSampler(of_trees, *rest)
-
-        told = (
-            f"{name} asks {int(mask.sum())} questions of {asked.task.name!r}, and with receivers has {len(nodes)} rows"
-        )
-        targets = len(nodes), lambda ids: Targets(nodes[ids], {}, asked.task.answers)
+            return roots(of_trees, target_type=self.asked.ends.target_type.number)
 
         def dealt(root: Sampler, num_batches: int) -> Sampler:
             assert isinstance(root, RootSampler)
             return replace(root, num_batches=num_batches)
 
+        told = (
+            f"{name} asks {int(mask.sum())} questions of {asked.task.name!r}, and with receivers has {len(nodes)} rows"
+        )
+        targets = len(nodes), lambda ids: Targets(nodes[ids], {}, asked.task.answers)
         return Judged(range(len(nodes)), told, sampler, *targets, dealt)

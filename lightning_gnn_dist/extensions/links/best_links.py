@@ -19,8 +19,7 @@ from lightning_gnn_dist.checks import (
     check_true_or_false,
 )
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
-from lightning_gnn_dist.extensions.links.scoring import LeftOut, Links, Score
-from lightning_gnn_dist.extensions.links.search import BestLinks, LinkSearch
+from lightning_gnn_dist.extensions.links.search import BestLinks, LeftOut, Links, LinkSearch, Score
 from lightning_gnn_dist.extensions.passes.prediction import check_budget, check_options, predict_once
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.storage.parquet_rows import check_ids_of, check_no_file, check_rows_file

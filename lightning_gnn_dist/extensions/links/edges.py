@@ -1,20 +1,21 @@
-"""The edges of a type: their ends, the type that has them turned round, what they carry, and which have a label."""
+"""The edges of a type: their ends, the type that has them turned round, what they carry, and what they show."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_true_or_false, shown
-from lightning_gnn_dist.extensions.links.targets import LABEL, TargetType, edges_at, name_of_targets
+from lightning_gnn_dist.checks import check_true_or_false, check_word, shown
+from lightning_gnn_dist.extensions.links.link_sampler import TargetType, edges_at
 from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
-from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
+from lightning_gnn_dist.extensions.temporal.times import check_times
+from lightning_gnn_dist.graph.convert import EDGE_IDS
+from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeRanges, have_names
 
 Reverse = EdgeType | Literal["auto"] | None
@@ -47,14 +48,13 @@ class LinkEnds(NamedTuple):
 
         Edges with labels have no negatives, None.
         """
-        false = edges.new_empty(edges.shape[-1] if edges.dim() else 0, 1) if negatives is None else negatives
+        false = edges.new_zeros(edges.shape[-1] if edges.dim() else 0, 1) if negatives is None else negatives
         if edges.dim() != 2 or len(edges) != 2 or false.dim() != 2 or len(false) != edges.shape[1]:
             raise ValueError(
                 f"{name}: edges need the shape (2, n) and negatives (n, K), got {tuple(edges.shape)} and "
                 f"{tuple(false.shape)}."
             )
-        checked = [(edges[0], self.senders), (edges[1], self.receivers)]
-        for ids, most in checked if negatives is None else [*checked, (false, self.receivers)]:
+        for ids, most in ((edges[0], self.senders), (edges[1], self.receivers), (false, self.receivers)):
             low, high = (int(ids.min()), int(ids.max())) if ids.numel() else (0, 0)
             if ids.dtype not in (torch.int32, torch.int64) or not 0 <= low <= high < len(most):
                 raise ValueError(f"{name}: edges and negatives hold node ids, integers in [0, {len(most)}).")
@@ -64,10 +64,10 @@ class LinkEnds(NamedTuple):
             raise ValueError(f"{name}: negatives of shape {tuple(false.shape)} leave each edge without a rival.")
 
 
-def ends_of(types: TypeRanges, edge_type: EdgeType | None, reverse: Reverse = None) -> LinkEnds:
+def ends_of(types: TypeRanges, edge_type: EdgeType | None, reverse: EdgeType | None = None) -> LinkEnds:
     """The ends of the links of an edge type; in a graph without types of all links."""
     kind = edge_type or types.edge_types[0]
-    turned = types.edge_types.index(reverse) if isinstance(reverse, tuple) else None
+    turned = None if reverse is None else types.edge_types.index(reverse)
     target_type = TargetType(types.edge_types.index(kind), turned)
     return LinkEnds(types.nodes_of(kind[0]), types.nodes_of(kind[2]), target_type)
 
@@ -91,20 +91,35 @@ class Edges:
         """Those of a type; None in a graph without types."""
         return cls(graph, edge_type or graph.types.edge_types[0], reverse)
 
+    @classmethod
+    def named(cls, graph: Graph, edge_type: object) -> Edges:
+        """Those of the type whose links are predicted. A graph with types needs one, any other has none."""
+        kinds = graph.types.edge_types
+        if not have_names(graph.types):
+            if edge_type is not None:
+                raise ValueError(f"edge_type={shown(edge_type)} is for a graph with types, and this one has none.")
+            return cls(graph, kinds[0])
+        if edge_type is None:
+            raise ValueError(
+                f"The graph has types, and links of one edge type are predicted at a time: name it, as in "
+                f"edge_type={kinds[0]} (there are: {shown(list(kinds))})."
+            )
+        return cls(graph, _known("edge_type", edge_type, kinds))
+
+    @property
+    def edge_type(self) -> EdgeType | None:
+        """Their type; None in a graph without types."""
+        return self.kind if have_names(self.graph.types) else None
+
     @property
     def whose(self) -> str:
         """How they are called in an error."""
-        return f"edges of type {self.kind}" if have_names(self.graph.types) else "edges"
+        return "edges" if self.edge_type is None else f"edges of type {self.kind}"
 
     @property
     def ends(self) -> LinkEnds:
         """Between which nodes they are."""
         return ends_of(self.graph.types, self.kind, self.reverse)
-
-    @property
-    def is_among_one_type(self) -> bool:
-        """Whether they lead from nodes of a type to nodes of the same."""
-        return self.kind[0] == self.kind[2]
 
     @cached_property
     def at(self) -> Tensor:
@@ -119,7 +134,7 @@ class Edges:
 
     def some_links(self, about: int) -> Tensor:
         """The ends of about so many of them, evenly spread over the graph."""
-        if len(self.graph.types.edge_types) == 1:
+        if len(self.graph.types.edge_types) == 1:  # of which nobody lists all
             return edges_at(self.graph, torch.arange(0, self.graph.num_edges, max(1, self.graph.num_edges // about)))
         return edges_at(self.graph, self.at[:: max(1, self.at.numel() // about)].contiguous())
 
@@ -141,61 +156,50 @@ class Edges:
             )
         return self.arrays[name]
 
-    def labels(self, name: str) -> Tensor:
-        """The array ``name``; one that holds no labels is refused."""
-        labels = self.array("labels", name)
-        check_labels(name, labels)
-        return labels
-
-    def with_arrays(self, arrays: Mapping[str, Tensor]) -> Graph:
-        """The same graph, in RAM, in which they carry these arrays and no others."""
-        graph = self.graph
-        if not have_names(graph.types):
-            return checked_graph(graph.indptr, graph.indices, graph.node_arrays, arrays, num_senders=graph.num_senders)
-        types = replace(graph.types, edge_arrays={**graph.types.edge_arrays, self.kind: arrays})
-        return typed_graph(graph.indptr, graph.indices, types, node_arrays=vars(graph).get("node_arrays"))
-
-    def without_array(self, name: str) -> Graph:
-        """The same graph, in which they do not carry the array ``name``."""
-        found = self.with_arrays({array: rows for array, rows in self.arrays.items() if array != name})
-        found.path = self.graph.path
+    def without(self, names: Sequence[str]) -> Graph:
+        """The same graph, in which they do not carry the arrays of some names."""
+        graph, types = self.graph, self.graph.types
+        left = {name: rows for name, rows in self.arrays.items() if name not in names}
+        nodes = {kind: dict(arrays) for kind, arrays in types.node_arrays.items()}
+        types = replace(types, node_arrays=nodes, edge_arrays={**types.edge_arrays, self.kind: left})
+        found = typed_graph(graph.indptr, graph.indices, types, node_arrays=vars(graph).get("node_arrays"))
+        found.path = graph.path
         return found
 
-    def other(self, kind: EdgeType) -> Edges:
-        """Those of another type."""
-        return Edges(self.graph, kind)
-
-    def others(self, *without: EdgeType | None) -> list[Edges]:
-        """Those of all other types between the same two types of nodes, in either direction, but for some."""
-        ends, without = (self.kind[::2], self.kind[::-2]), (self.kind, *without)
-        return [self.other(kind) for kind in self.graph.types.edge_types if kind[::2] in ends and kind not in without]
+    def others(self) -> list[Edges]:
+        """Those of other types between the same two types of nodes, in either direction, but for the reverse."""
+        ends, without = (self.kind[::2], self.kind[::-2]), (self.kind, self.reverse)
+        kinds = (kind for kind in self.graph.types.edge_types if kind[::2] in ends and kind not in without)
+        return [Edges(self.graph, kind) for kind in kinds]
 
     @property
     def back(self) -> Edges | None:
         """Those of the type that has them turned round."""
-        return None if self.reverse is None else self.other(self.reverse)
+        return None if self.reverse is None else Edges(self.graph, self.reverse)
 
-    def reverse_of(self, said: object, held: Sequence[Tensor] = ()) -> EdgeType | None:
-        """The edge type that has them turned round, looked for if ``"auto"`` was said.
+    def reversed_by(self, said: object, held: Sequence[Tensor] = ()) -> Edges:
+        """The same, with the edge type that has them turned round, looked for if ``"auto"`` was said.
 
         Args:
             said: What the user said.
             held: Links of the type that are not among the graph's edges, by ids in the graph.
         """
         is_open = isinstance(said, str) and said == "auto"
-        if not have_names(self.graph.types):
-            if not is_open and said is not None:
-                raise ValueError(f"reverse={shown(said)} is for a graph with types, and this one has none.")
-            return None
-        if is_open or said is None:
-            return self._found(held) if is_open else None
+        if self.edge_type is None and not is_open and said is not None:
+            raise ValueError(f"reverse={shown(said)} is for a graph with types, and this one has none.")
+        if self.edge_type is None or said is None:
+            return replace(self, reverse=None)
+        of_held = [numbers_of(some, self.graph.num_nodes) for some in held]
+        return replace(self, reverse=self._found(of_held) if is_open else self._checked(said, of_held))
+
+    def _checked(self, said: object, held: Sequence[Tensor]) -> EdgeType:
         kind, (source, _, target) = _known("reverse", said, self.graph.types.edge_types), self.kind
         if (kind[0], kind[2]) != (target, source) or kind == self.kind:
             raise ValueError(
                 f"reverse={kind} is not {self.kind} turned round: it must be another edge type, from {target!r} to "
                 f"{source!r}."
             )
-        turned, numbers = self.other(kind).numbers(turned=True), self._with(held)
+        turned, numbers = Edges(self.graph, kind).numbers(turned=True), torch.cat([self.numbers(), *held])
         if numbers.numel() and turned.numel() and not bool(torch.isin(turned, numbers).any()):
             raise ValueError(
                 f"reverse={kind} has none of the links of {self.kind} turned round: name the type that has them, or "
@@ -203,23 +207,20 @@ class Edges:
             )
         return kind
 
-    def _with(self, held: Sequence[Tensor]) -> Tensor:
-        """A number for each of them, and for held ones."""
-        return torch.cat([self.numbers(), *(numbers_of(some, self.graph.num_nodes) for some in held)])
-
     def _found(self, held: Sequence[Tensor]) -> EdgeType | None:
         """The edge type with the name or with the links of the reverse."""
         others = [each for each in self.others() if each.kind[::2] == self.kind[::-2]]
-        name = self.kind[1]
+        if not others:
+            return None
+        name, found = self.kind[1], list[EdgeType]()
         named = name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else _PREFIX + name
-        found = {each.kind for each in others if each.kind[1] == named}
-        links, all_links = (self._with(some).unique() if others else None for some in ((), held))
+        links, all_links = (torch.cat([self.numbers(), *some]).unique() for some in ((), held))
         for each in others:
-            assert links is not None and all_links is not None
             turned = each.numbers(turned=True).unique()
-            if turned.numel() and (torch.equal(turned, links) or torch.equal(turned, all_links)):
-                found.add(each.kind)
-            elif each.kind not in found and 2 * (count := int(torch.isin(all_links, turned).sum())) > all_links.numel():
+            is_same = turned.numel() and (torch.equal(turned, links) or torch.equal(turned, all_links))
+            if is_same or each.kind[1] == named:
+                found.append(each.kind)
+            elif 2 * (count := int(torch.isin(all_links, turned).sum())) > all_links.numel():
                 raise ValueError(
                     f"{each.kind} has {count} of the {all_links.numel()} links of {self.kind} turned round, and would "
                     f"show a model what it is asked for: reverse={each.kind} hides held ones there, too, and "
@@ -230,7 +231,7 @@ class Edges:
                 f"{shown(sorted(found))} have the links of {self.kind} turned round, and each would show a model what "
                 "it is asked for: leave all but one out of the graph, or name the one to hide, reverse=..."
             )
-        return found.pop() if found else None
+        return found[0] if found else None
 
 
 def edges_of(graph: Graph) -> Tensor:
@@ -245,73 +246,6 @@ def numbers_of(links: Tensor, num_nodes: int, *, undirected: bool = False) -> Te
     return first * num_nodes + last
 
 
-def types_at(graph: Graph, kinds: Tensor | None, path: Path) -> tuple[EdgeType | None, EdgeType | None]:
-    """The edge type of a saved split and its reverse."""
-    of_graph = graph.types.edge_types
-    if (kinds is None) == have_names(graph.types) or (
-        kinds is not None and (kinds.shape != (2,) or not -1 <= int(kinds.min()) <= int(kinds.max()) < len(of_graph))
-    ):
-        raise ValueError(f"{path / 'links' / 'edge_types.npy'} must name two edge types. Copy or save it again.")
-    if kinds is None:
-        return None, None
-    number, reverse = kinds.tolist()
-    return of_graph[number], None if reverse < 0 else of_graph[reverse]
-
-
-def masks_of_nodes(graph: Graph) -> list[str]:
-    """The names of all masks of nodes, with types such as ``paper/train_mask``."""
-    return [n.removeprefix("nodes/") for n in graph.arrays if n.startswith("nodes/") and n.endswith("_mask")]
-
-
-def check_directions(edge_type: EdgeType | None, undirected: bool | None) -> None:
-    """Refuse both directions of edges between two types, and what is neither True, False nor None."""
-    if undirected is not None:
-        check_true_or_false(undirected=undirected)
-    if undirected and edge_type is not None and edge_type[0] != edge_type[2]:
-        raise ValueError(
-            f"undirected=True, but edges of {edge_type} have both directions in no graph, for their ends are of two "
-            "types: leave it out. If another edge type has the links turned round, name that one, reverse=..."
-        )
-
-
-def checked_edge_type(graph: Graph, edge_type: object) -> EdgeType | None:
-    """The edge type whose links are predicted. A graph with types needs one, any other has none."""
-    if not have_names(graph.types):
-        if edge_type is not None:
-            raise ValueError(f"edge_type={shown(edge_type)} is for a graph with types, and this one has none.")
-        return None
-    kinds = graph.types.edge_types
-    if edge_type is None:
-        raise ValueError(
-            f"The graph has types, and links of one edge type are predicted at a time: name it, as in "
-            f"edge_type={kinds[0]} (there are: {shown(list(kinds))})."
-        )
-    return _known("edge_type", edge_type, kinds)
-
-
-def without_edges(graph: Graph, kept: Tensor | None = None) -> Graph:
-    """The graph of the edges that ``kept`` marks, a boolean for each, or of all, without the masks of its nodes."""
-    kept = torch.ones(graph.num_edges, dtype=torch.bool) if kept is None else kept
-    upto = torch.cat([graph.indptr[:1], kept.cumsum(0)])
-    indptr, indices, types = upto[graph.indptr], graph.indices[kept], graph.types
-    if not have_names(types):
-        edges = {name: array[kept] for name, array in graph.edge_arrays.items()}
-        return Graph(indptr, indices, _without_masks(graph.node_arrays), edges)
-    at = {kind: kept[types.edges_of(kind)] for kind in types.edge_types}
-    left = replace(
-        types,
-        num_edges=tuple(int(of_type.sum()) for of_type in at.values()),
-        edge_type=types.edge_type[kept],
-        node_arrays={kind: _without_masks(arrays) for kind, arrays in types.node_arrays.items()},
-        edge_arrays={k: {name: a[at[k]] for name, a in arrays.items()} for k, arrays in types.edge_arrays.items()},
-    )
-    return typed_graph(indptr, indices, left)
-
-
-def _without_masks(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: array for name, array in arrays.items() if not name.endswith("_mask")}
-
-
 def _known(name: str, kind: object, kinds: tuple[EdgeType, ...]) -> EdgeType:
     words = kind if isinstance(kind, list | tuple) and all(isinstance(word, str) for word in kind) else ()
     found = [known for known in kinds if known == tuple(words)]
@@ -322,23 +256,15 @@ def _known(name: str, kind: object, kinds: tuple[EdgeType, ...]) -> EdgeType:
     return found[0]
 
 
-def taken_masks(edges: Edges, shares: Mapping[str, float | str]) -> tuple[Edges, dict[str, Any]]:
-    """The edges without the masks that ``shares`` names arrays of; for each name of a split its share or mask."""
-    named = {name: share for name, share in shares.items() if isinstance(share, str)}
-    arrays, taken = edges.arrays, dict[str, Tensor]()
-    for name, array in named.items():
-        if array not in arrays:
-            raise ValueError(
-                f"{name} names {shown(array)}, and {edges.whose} carry no array of that name (they have: "
-                f"{shown(sorted(arrays))}): set it in the data, a boolean per edge, or give a share such as 0.1."
-            )
-        if arrays[array].dtype != torch.bool or arrays[array].dim() != 1:
-            raise ValueError(f"{name}: {array} must hold one boolean for each edge, got {shown(arrays[array])}.")
-        taken[name] = arrays[array]
-    if not named:
-        return edges, dict(shares)
-    left = {name: rows for name, rows in arrays.items() if name not in named.values()}
-    return replace(edges, graph=edges.with_arrays(left)), taken
+def check_directions(edges: Edges, undirected: bool | None) -> None:
+    """Refuse both directions of edges between two types, and what is neither True, False nor None."""
+    if undirected is not None:
+        check_true_or_false(undirected=undirected)
+    if undirected and edges.kind[0] != edges.kind[2]:
+        raise ValueError(
+            f"undirected=True, but edges of {edges.kind} have both directions in no graph, for their ends are of two "
+            "types: leave it out. If another edge type has the links turned round, name that one, reverse=..."
+        )
 
 
 def check_labels(name: str, labels: Tensor) -> None:
@@ -355,24 +281,133 @@ def check_labels(name: str, labels: Tensor) -> None:
         )
 
 
-def check_classes(name: str, labels: Tensor) -> None:
-    """Refuse labels without which there is nothing to learn."""
-    known = labels[is_labelled(labels)]
-    if not known.numel():
+def labelled(edges: Edges, name: str) -> Tensor:
+    """Which edges have a label; refuse an array that holds none, or without which there is nothing to learn."""
+    labels = edges.array("labels", name)
+    check_labels(name, labels)
+    has_label = is_labelled(labels)
+    if not (known := labels[has_label]).numel():
         raise ValueError(f"labels ({name}): no edge has one. -1 and NaN stand for none.")
     if not known.is_floating_point() and known.dim() == 1 and bool((known == known[0]).all()):
         raise ValueError(
             f"labels ({name}): all edges that have one are of class {int(known[0])}. Number classes from 0; -1 stands "
             "for no label."
         )
+    return has_label
 
 
-def check_no_negatives(*, given: bool) -> None:
-    """Refuse false edges beside labels."""
-    if given:
-        raise ValueError("negatives are for splits without labels: false edges have none. Leave negatives out.")
+_FEW = 0.1  # of the links of a graph that was meant to be undirected
 
 
-def targets_carry(name: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What batches say of the edges that they ask for, by the name there: their label, and what else they carry."""
-    return {LABEL if array == name else name_of_targets(array): rows for array, rows in arrays.items()}
+def numbered_rows(array: Tensor) -> Tensor:
+    """A number for each row, the same for equal ones. NaN equals NaN."""
+    rows = array.flatten(1) if array.dim() > 1 else array[:, None]
+    if rows.is_floating_point():
+        rows = torch.cat([rows.nan_to_num(0.0), rows.isnan().to(rows.dtype)], 1)
+    numbers: Tensor = rows.unique(dim=0, return_inverse=True)[1]
+    return numbers
+
+
+def counts_of_rows(there: Tensor, back: Tensor, arrays: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """How often each edge occurs among some, and among others.
+
+    Args:
+        there: A number for each edge of the first.
+        back: A number for each of the others.
+        arrays: What the first carry and what the others carry. Edges are equal if their numbers and all of it are.
+
+    Returns:
+        A count for each distinct edge among the first, and one among the others.
+    """
+    kinds = torch.cat([there, back]).unique(return_inverse=True)[1]
+    for array, other in arrays if kinds.numel() else ():
+        kinds = (kinds * kinds.numel() + numbered_rows(torch.cat([array, other]))).unique(return_inverse=True)[1]
+    first, others = kinds.split([there.numel(), back.numel()])
+    count = int(kinds.max()) + 1 if kinds.numel() else 0
+    return torch.bincount(first, minlength=count), torch.bincount(others, minlength=count)
+
+
+def is_same(there: Tensor, back: Tensor, array: Tensor, other: Tensor) -> bool:
+    """Whether edges with these numbers carry the same rows as those with other numbers, in any order and number."""
+    first, others = counts_of_rows(there, back, [(array, other)])
+    return torch.equal(first > 0, others > 0)
+
+
+def without_reverse(edges: Edges) -> tuple[int, int]:
+    """How many links, each counted once and without loops, have a reverse that is none, and how many there are."""
+    if edges.kind[0] != edges.kind[2]:
+        return 1, 1
+    links = edges.links[:, edges.links[0] != edges.links[1]]
+    there, back = (numbers_of(ends, edges.graph.num_nodes).unique() for ends in (links, links.flip(0)))
+    return there.numel() - int(torch.isin(there, back, assume_unique=True).sum()), there.numel()
+
+
+def settled(edges: Edges, undirected: bool | None) -> bool:
+    """Whether pairs of nodes are held back, both directions together; found out where ``undirected`` is None."""
+    alone, total = without_reverse(edges)
+    if undirected and alone:
+        raise ValueError("undirected=True, but some edges have no reverse: add them, or leave undirected out.")
+    if undirected is None and 0 < alone < _FEW * total:
+        raise ValueError(
+            f"{alone} of {total} edges have no reverse, and all others have one, so a model would mostly be shown what "
+            "it is asked for: add the reverses that are missing (torch_geometric.utils.to_undirected), or give "
+            "undirected=False, which takes both directions for edges of their own."
+        )
+    return alone == 0 if undirected is None else undirected
+
+
+def both_ways(edges: Edges, undirected: bool | None) -> bool:
+    """Whether each edge is there as often in both directions, with the same rows; not if that was denied."""
+    if undirected is False or edges.kind[0] != edges.kind[2]:
+        return False
+    arrays = {name: array for name, array in edges.arrays.items() if name != EDGE_IDS}
+    there, back = edges.numbers(), edges.numbers(turned=True)
+    found = torch.equal(*counts_of_rows(there, back, [(array, array) for array in arrays.values()]))
+    if undirected and not found:
+        differs = [name for name, array in arrays.items() if not is_same(there, back, array, array)]
+        if not torch.equal(*counts_of_rows(there, back, [])):
+            differs.append("how often they are there")
+        raise ValueError(
+            f"undirected=True, but the two directions of some edge differ in {shown(differs or sorted(arrays))}: add "
+            "what is missing, or leave undirected out, and each direction is asked for by itself."
+        )
+    return found
+
+
+def check_times_of_edges(edges: Edges, time: object, labels: str | None, *, is_sure: bool) -> None:
+    """Refuse edges without such times, times that are to be predicted, and edges without times that show events.
+
+    These are those of the reverse type, and unless the user named it also of types most of whose edges turn events
+    round: they would be seen always.
+    """
+    check_word("time", time, "edge_time")
+    assert isinstance(time, str)
+    if time == labels:
+        raise ValueError(
+            f"labels and time both name {shown(time)}, and a target shows its time: to predict when edges are there, "
+            "give the labels an array of their own."
+        )
+    check_times(time, edges.array("time", time), "edge")
+    alike = [] if edges.back is None else [edges.back]
+    for other in [] if is_sure else edges.others():
+        turned = other.numbers(turned=True)
+        if 2 * int(torch.isin(turned, edges.numbers()).sum()) > turned.numel():
+            alike.append(other)
+    if blind := [each.kind for each in alike if time not in each.arrays]:
+        others = f". If they are others, say what the reverse is, reverse={edges.reverse}."
+        raise ValueError(
+            f"Edges of {blind[0]} have no array {shown(time)}, so that events would be seen there before they happen: "
+            "give them the times of the edges that they turn round, or leave the type out"
+            + ("." if blind[0] == edges.reverse else others)
+        )
+
+
+def check_same_times(edges: Edges, time: str) -> None:
+    """Refuse a reverse type that shows events at other times."""
+    if (back := edges.back) is None:
+        return
+    if not is_same(edges.numbers(), back.numbers(turned=True), edges.arrays[time], back.arrays[time]):
+        raise ValueError(
+            f"Edges of {back.kind} are those of {edges.kind} turned round, and have other times ({time}): an event "
+            "would be seen before it is asked for. Give both the same times."
+        )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -18,7 +17,6 @@ from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.extensions.links.answers import AnswerEdges, Answers
-from lightning_gnn_dist.extensions.links.bounds import LinkBounds
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.links.recommending import Recommended
 from lightning_gnn_dist.extensions.links.task import (
@@ -31,13 +29,9 @@ from lightning_gnn_dist.extensions.links.task import (
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
-from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import TIME
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.access import (
-    check_typed,
-    folder_of,
-)
+from lightning_gnn_dist.homes.access import check_typed, folder_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.run import RunContext
@@ -133,41 +127,34 @@ class LinkDataModule(GraphDataModule):
         is_for_parts = holds or isinstance(sampler, WholePartSampler)
         boundary = boundary_of(boundary, Isolated() if is_for_parts else Fetch())  # which loses nothing
         known = _known(split, folder, task)
-        of_split = (_links_of(known), known.graph.types) if isinstance(known, LinkSplit | Answers) else known.links()
-        links, types = of_split
-        asked = AskedEdges.of(links, types, num_negatives)
+        is_whole = isinstance(known, LinkSplit | Answers)
+        links, types = (known.links, known.graph.types) if is_whole else known.links()
+        asked, time = AskedEdges.of(links, types, num_negatives), links.time
         if isinstance(known, Answers):
-            sampler = sampler_of_events(
-                sampler or extension("task of a database")(known.graph.types.tables, task), TIME
-            )
-        else:
-            sampler = sampler_of_events(sampler, links.time)
-        settings = BatchSettings(sampler, batch_size, seed, loading, evaluation, global_batching)
+            time, sampler = TIME, sampler or extension("task of a database")(known.graph.types.tables, task)
+        settings = BatchSettings(
+            sampler_of_events(sampler, time), batch_size, seed, loading, evaluation, global_batching
+        )
         check_settings_of_edges(settings, boundary)
-        if settings.evaluation.on is not None:
-            raise ValueError(
-                "Evaluation(on=...) is for nodes: a split holds the edges that are judged. To judge those of another "
-                "graph, give its split to a data module of its own, trainer.test(model, LinkDataModule(other))."
-            )
-        self.task = task
+        self.task, self.split = task, known if isinstance(known, LinkSplit) else None
         running, values = RunContext(settings), ValueCheck(is_on=settings.loading.check_values)
-        if isinstance(known, LinkSplit | Answers):
-            self.split: LinkSplit | None = known if isinstance(known, LinkSplit) else None
-            graph = _with_seeds(known.graph, links.edge_type)
-            _check_split(graph, settings, boundary)
-            if partitioner is None and boundary.sees_whole_graph:
-                partitioner = RandomPartitioner()
-            how: Any = {"fingerprint": known.fingerprint, "shown": asked.shown}
-            home = LocalGraph(graph, running, partitioner, holding, boundary, None, **how)
-            _check_parts(home.holding)
-            whole = home, values, asked
-            learned = AnswerEdges(*whole, known) if isinstance(known, Answers) else WholeEdges(*whole, known)
-            learned.check(graph)
-            super().__init__(learned)
+        if not is_whole:
+            known.refuse_to_cut(partitioner, holding)
+            super().__init__(known.edges(running, boundary, values, asked))
             return
-        self.split = None
-        known.refuse_to_cut(partitioner, holding)
-        super().__init__(known.edges(running, boundary, values, asked))
+        graph = known.graph
+        if links.edge_type is not None and graph.types.seeds is None:
+            graph = graph.with_seeds(links.edge_type[2])
+        if partitioner is None and boundary.sees_whole_graph:
+            partitioner = RandomPartitioner()
+        _check_split(graph, settings, boundary)
+        how: Any = {"fingerprint": known.fingerprint, "shown": asked.shown}
+        home = LocalGraph(graph, running, partitioner, holding, boundary, None, **how)
+        _check_parts(home.holding)
+        whole = home, values, asked
+        learned = AnswerEdges(*whole, known) if isinstance(known, Answers) else WholeEdges(*whole, known)
+        learned.check(graph)
+        super().__init__(learned)
 
     def only(self, nodes: Sequence[int] | Tensor) -> LinkDataModule:
         """Return a data module that predicts these nodes, in their order, and does all else as this one.
@@ -230,8 +217,13 @@ def _check_split(graph: Graph, settings: BatchSettings, boundary: Boundary) -> N
 
 def _known(split: object, folder: Any, task: str | None) -> Any:
     """Return what is known of the edges that a data module is given."""
+    if task is None and folder is None and isinstance(split, str | Path):
+        return LinkSplit.open(check_path("split", split))
+    if task is None and folder is None:
+        check_instance("split", split, LinkSplit, "split_edges(graph), or the path of a saved split")
+        return split
     if task is None:
-        return _as_split(split) if folder is None else folder
+        return folder
     if folder is not None:
         raise ValueError(
             f"LinkDataModule learns task={shown(task)} from the whole graph, and {folder.path} holds shards: give "
@@ -240,28 +232,6 @@ def _known(split: object, folder: Any, task: str | None) -> Any:
     check_instance("split", split, Graph | str | Path, "with a task the path of a prepared database, or its graph")
     assert isinstance(split, Graph | str | Path)
     return Answers.of(split, task)
-
-
-def _links_of(split: LinkSplit | Answers) -> LinkBounds:
-    """Return what shards of the split would say of its edges, if one shard had all."""
-    if isinstance(split, Answers):
-        return split.links
-    return split.bounds({name: torch.tensor([0, edges.shape[1]]) for name, edges in split.edges.items()})
-
-
-def _with_seeds(graph: Graph, kind: EdgeType | None) -> Graph:
-    """Return the graph; one with types predicts nodes of one type: the one chosen, or the receivers'."""
-    if kind is None or graph.types.seeds is not None:
-        return graph
-    return graph.with_seeds(kind[2])
-
-
-def _as_split(split: object) -> LinkSplit:
-    if isinstance(split, str | Path):
-        return LinkSplit.open(check_path("split", split))
-    check_instance("split", split, LinkSplit, "split_edges(graph), or the path of a saved split")
-    assert isinstance(split, LinkSplit)
-    return split
 
 
 def _check_parts(holding: Holding) -> None:

@@ -46,95 +46,77 @@ class LinkRanking(MetricCollection):
             check_at_least(1, **{"hits: an entry": number})
         if prefix is not None and not isinstance(prefix, str):
             raise TypeError(f'prefix must be a text such as "val/", or None, got {shown(prefix)}.')
-        metrics: dict[str, Metric | MetricCollection] = {"mrr": ReciprocalRank()}
-        super().__init__(metrics | {f"hits@{k}": HitsAt(k) for k in hits}, prefix=prefix, compute_groups=False)
+        metrics: dict[str, Metric | MetricCollection] = {"mrr": RankMean()}
+        super().__init__(metrics | {f"hits@{k}": RankMean(k) for k in hits}, prefix=prefix, compute_groups=False)
 
     def update(self, scores: Tensor, edge_label: Tensor) -> None:  # type: ignore[override]  # of a dict of modules
-        """Add a batch, as :meth:`RankMean.update` takes it."""
-        self._leave_out(edge_label)
-        super().update(scores, edge_label)
+        """Add a batch: one score and label per target, true edges first, then the negatives of each in turn."""
+        super().update(*self._ranks(scores, edge_label))
 
     def forward(self, scores: Tensor, edge_label: Tensor) -> dict[str, Any]:
         """Add a batch, and return its own values."""
-        self._leave_out(edge_label)
-        found: dict[str, Any] = super().forward(scores, edge_label)
+        found: dict[str, Any] = super().forward(*self._ranks(scores, edge_label))
         return found
 
-    def _leave_out(self, edge_label: object) -> None:
-        """Of the default, leave out each Hits@k of more negatives than the first batch has for an edge."""
-        if not isinstance(edge_label, Tensor) or not (num_edges := int((edge_label == 1).sum())):
-            return  # which each metric refuses
+    def _ranks(self, scores: Tensor, edge_label: Tensor) -> tuple[Tensor, int]:
+        """Return the rank of each edge, and among how many negatives it is.
+
+        Of the default, leave out each Hits@k of more negatives than the first batch has for an edge.
+        """
+        ranks, num_negatives = ranks_of(scores, edge_label)
         for k in self._open:
-            if edge_label.numel() // num_edges - 1 < k:
+            if num_negatives < k:
                 del self[f"hits@{k}"]
         self._open = ()
+        return ranks, num_negatives
+
+
+def ranks_of(scores: Tensor, edge_label: Tensor) -> tuple[Tensor, int]:
+    """Return the rank of each edge of a batch, and among how many negatives it is; refuse what cannot be ranked."""
+    check_tensor("scores", scores, "one number for each target")
+    check_tensor("edge_label", edge_label, "1 for each edge and 0 for each negative")
+    if edge_label.dim() != 1 or not bool(((edge_label == 0) | (edge_label == 1)).all()):
+        raise ValueError(f"edge_label must be a vector of 1 and 0, got {shown(edge_label)}: use batch.edge_label.")
+    num_edges = int(edge_label.sum())
+    if num_edges == 0:
+        raise ValueError(f"edge_label must have an edge (1) to rank, got {shown(edge_label)}: use batch.edge_label.")
+    if not bool(edge_label[:num_edges].all()):
+        raise ValueError("edge_label must have all edges (1) before their negatives (0): use batch.edge_label.")
+    if scores.shape != edge_label.shape or scores.numel() % num_edges:
+        raise ValueError(
+            f"Ranking needs a score for each target of a batch, and as many negatives for each of its {num_edges} "
+            f"edges: got scores {tuple(scores.shape)} for labels {tuple(edge_label.shape)}."
+        )
+    edges, negatives = scores[:num_edges, None], scores[num_edges:].view(num_edges, -1)
+    beaten_by, level_with = (~(negatives <= edges)).sum(1), (~(negatives < edges)).sum(1)
+    return 1 + (beaten_by + level_with) / 2, negatives.shape[1]
 
 
 class RankMean(Metric):
-    """The mean over edges of a function of their ranks, which a subclass defines as :meth:`of_ranks`."""
+    """The mean over edges of 1 / rank; with ``k`` the share of them whose rank is at most that."""
 
     full_state_update = False
     higher_is_better = True
     total: Tensor
     count: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, k: int | None = None) -> None:
         super().__init__()
+        self.k = k
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
-    def of_ranks(self, ranks: Tensor, num_negatives: int) -> Tensor:
-        """Return the values to average, one for each edge; ``ranks`` has shape ``(num_edges,)``."""
-        raise NotImplementedError
-
-    def update(self, scores: Tensor, edge_label: Tensor) -> None:
-        """Add a batch: one score and label per target, true edges first, then the negatives of each in turn."""
-        check_tensor("scores", scores, "one number for each target")
-        check_tensor("edge_label", edge_label, "1 for each edge and 0 for each negative")
-        if edge_label.dim() != 1 or not bool(((edge_label == 0) | (edge_label == 1)).all()):
-            raise ValueError(f"edge_label must be a vector of 1 and 0, got {shown(edge_label)}: use batch.edge_label.")
-        num_edges = int(edge_label.sum())
-        if num_edges == 0:
-            raise ValueError(
-                f"edge_label must have an edge (1) to rank, got {shown(edge_label)}: use batch.edge_label."
-            )
-        if not bool(edge_label[:num_edges].all()):
-            raise ValueError("edge_label must have all edges (1) before their negatives (0): use batch.edge_label.")
-        if scores.shape != edge_label.shape or scores.numel() % num_edges:
-            raise ValueError(
-                f"Ranking needs a score for each target of a batch, and as many negatives for each of its {num_edges} "
-                f"edges: got scores {tuple(scores.shape)} for labels {tuple(edge_label.shape)}."
-            )
-        edges, negatives = scores[:num_edges, None], scores[num_edges:].view(num_edges, -1)
-        beaten_by, level_with = (~(negatives <= edges)).sum(1), (~(negatives < edges)).sum(1)
-        ranks = 1 + (beaten_by + level_with) / 2
-        # Not in place: what trainer.test() leaves behind may not be written to outside inference mode.
-        self.total = self.total + self.of_ranks(ranks, negatives.shape[1]).sum(dtype=self.total.dtype)
-        self.count = self.count + num_edges
-
-    def compute(self) -> Tensor:
-        return (self.total / self.count).to(torch.float32)
-
-
-class ReciprocalRank(RankMean):
-    """MRR: the mean of 1 / rank."""
-
-    def of_ranks(self, ranks: Tensor, num_negatives: int) -> Tensor:
-        return 1 / ranks.to(self.total.dtype)
-
-
-class HitsAt(RankMean):
-    """Hits@k: the share of edges whose rank is at most ``k``."""
-
-    def __init__(self, k: int) -> None:
-        super().__init__()
-        check_at_least(1, k=k)
-        self.k = k
-
-    def of_ranks(self, ranks: Tensor, num_negatives: int) -> Tensor:
-        if num_negatives < self.k:
+    def update(self, ranks: Tensor, num_negatives: int) -> None:
+        """Add the ranks of some edges among so many negatives each."""
+        if self.k is not None and num_negatives < self.k:
             raise ValueError(
                 f"With {num_negatives} negatives for each edge, Hits@{self.k} is always 1: draw more with "
                 f"split_edges(graph, negatives={2 * self.k}), or use LinkRanking(hits=[...])."
             )
-        return ranks <= self.k
+        values = 1 / ranks.to(self.total.dtype) if self.k is None else ranks <= self.k
+        # Not in place: what trainer.test() leaves behind may not be written to outside inference mode.
+        self.total = self.total + values.sum(dtype=self.total.dtype)
+        self.count = self.count + len(ranks)
+
+    def compute(self) -> Tensor:
+        return (self.total / self.count).to(torch.float32)

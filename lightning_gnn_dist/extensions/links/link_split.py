@@ -4,43 +4,37 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import (
-    check_arrays,
-    check_at_least_if_given,
-    check_instance,
-    check_path,
-    check_seed,
-    check_true_or_false,
-    check_word,
-    is_number,
-    shown,
-)
-from lightning_gnn_dist.extensions.links import leaks
+from lightning_gnn_dist.checks import check_arrays, check_instance, check_path, shown
 from lightning_gnn_dist.extensions.links.bounds import LinkBounds
 from lightning_gnn_dist.extensions.links.edges import (
     Edges,
     Reverse,
+    both_ways,
     check_directions,
-    check_no_negatives,
-    checked_edge_type,
-    masks_of_nodes,
-    taken_masks,
-    types_at,
+    check_labels,
+    check_times_of_edges,
+    counts_of_rows,
+    numbers_of,
+    without_reverse,
 )
-from lightning_gnn_dist.extensions.links.held_back import EdgesToSplit
 from lightning_gnn_dist.extensions.links.negatives import has_edges
+from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
 from lightning_gnn_dist.extensions.temporal.times import as_integers
+from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 
+_NAMED = ("labels", "time")  # arrays of edges that a split names
 _EDGES_TO_CHECK = 1000  # evenly spread over the graph
+_NEGATIVES_TO_CHECK = 1 << 20  # evenly spread: these take half a second, at every opening
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,67 +77,38 @@ class LinkSplit:
         check_instance("graph", self.graph, Graph, "a Graph of the training edges")
         self.graph.check_whole()
         check_arrays(edges=self.edges, negatives=self.negatives)
-        if self.undirected is not None:
-            check_true_or_false(undirected=self.undirected)
-        if masks := masks_of_nodes(self.graph):
+        masks = [n.removeprefix("nodes/") for n in self.graph.arrays if n.startswith("nodes/") and n.endswith("_mask")]
+        if masks:
             raise ValueError(
                 f"The graph has {masks}, which split nodes, and here edges are split: leave these arrays out, or use "
                 "split_edges(graph), which does."
             )
-        leaks.check_each_mapping(held_arrays=self.held_arrays)
         if self.labels is not None:
             check_no_negatives(given=bool(self.negatives))
         elif self.edges.keys() != self.negatives.keys():
             raise ValueError(f"There are edges for {list(self.edges)} and negatives for {list(self.negatives)}.")
         if unknown := sorted(self.edges.keys() - {"val", "test"}):
             raise ValueError(f'Edges are held back for "val" or "test", not for {unknown}.')
-        edges = Edges.of(self.graph, checked_edge_type(self.graph, self.edge_type))
+        edges, said = Edges.named(self.graph, self.edge_type), self.reverse
+        check_directions(edges, self.undirected)
         for name in self.edges:
             edges.ends.check(name, self.edges[name], self.negatives.get(name))
-        self._check_arrays(edges)
-        said, is_plain = self.reverse, self.labels is None and self.time is None
-        held = [edges.ends.in_graph(of) for of in self.edges.values()] if self.edge_type is not None else []
-        self._settle(edges, edges.reverse_of(said, held))
-        edges = self._edges
+        edges = edges.reversed_by(said, [edges.ends.in_graph(of) for of in self.edges.values()])
         if self.time is not None:
-            leaks.check_reverse_times(edges, self.time, is_sure=said != "auto")
-        if self.undirected:
-            self._check_reverses()
-        if self.labels is not None:
-            leaks.check_other_types(edges, self.labels)
-        for name in self.edges:
-            self._check(name)
-        both = self.undirected is True
-        if is_plain:
-            leaks.check_held(edges, self.edges, self.negatives, undirected=both)
-        else:
-            leaks.check_apart(edges, self.edges, self.held_arrays, self.labels, self.time, undirected=both)
+            check_times_of_edges(edges, self.time, self.labels, is_sure=said != "auto")
+        _check_carried(self, edges)
+        found = {"edge_type": edges.edge_type, "reverse": edges.reverse, "undirected": self._is_undirected(edges)}
+        for argument, value in found.items():
+            object.__setattr__(self, argument, value)
+        for check in (_check_hidden, _check_rivals, _check_apart):
+            check(self, edges)
 
-    def _check_arrays(self, edges: Edges) -> None:
-        if self.time is not None:
-            leaks.check_times_of_edges(edges, self.time, self.labels)
+    def _is_undirected(self, edges: Edges) -> bool:
+        if self.undirected is not None:
+            return self.undirected
         if self.labels is not None or self.time is not None:
-            leaks.check_held_arrays(edges, self.labels, self.time, self.edges, self.held_arrays)
-        elif self.held_arrays:
-            raise ValueError(
-                'held_arrays is for edges with labels: name the array that has them, labels="edge_rating".'
-            )
-
-    def _settle(self, edges: Edges, reverse: EdgeType | None) -> None:
-        """Put what was found out in the place of what was said."""
-        edge_type, undirected = edges.kind if have_names(self.graph.types) else None, self.undirected
-        if undirected is None and (self.labels is not None or self.time is not None):
-            undirected = leaks.both_ways(edges, None)
-        elif undirected is None:
-            undirected = edge_type is None or leaks.is_undirected(edges)
-        check_directions(edge_type, undirected)
-        for name, value in (("edge_type", edge_type), ("reverse", reverse), ("undirected", undirected)):
-            object.__setattr__(self, name, value)
-
-    @property
-    def _edges(self) -> Edges:
-        """The edges of the graph that are learned."""
-        return Edges.of(self.graph, self.edge_type, self.reverse if isinstance(self.reverse, tuple) else None)
+            return both_ways(edges, None)
+        return edges.edge_type is None or without_reverse(edges)[0] == 0
 
     @classmethod
     def open(cls, path: str | Path) -> LinkSplit:
@@ -153,41 +118,57 @@ class LinkSplit:
         links = {name.removeprefix("links/"): array for name, array in arrays.items() if name.startswith("links/")}
         if "undirected" not in links:
             raise ValueError(f"{path} is a graph whose edges are not split: save split_edges(Graph.open(path)) first.")
-        undirected = _flag(links.pop("undirected"), Path(path))
-        kinds = links.pop("edge_types", None)
-        ours = {name: array for name, array in links.items() if "/" not in name}  # others are what held edges carry
-        edges = {name.removesuffix("_edges"): array for name, array in ours.items() if name.endswith("_edges")}
-        named = leaks.saved_names(links, edges, Path(path))
-        has_labels = "labels" in named
-        wanted = {f"{name}_{kind}" for name in edges for kind in ("edges", "negatives")[: 1 if has_labels else 2]}
-        if odd := sorted(wanted ^ links.keys()):
+        carried = dict[str, dict[str, Tensor]]()  # by held edges
+        for name in [name for name in links if "/" in name]:
+            split, _, array = name.partition("/")
+            carried.setdefault(split, {})[array] = links.pop(name)
+        undirected, kinds = links.pop("undirected"), links.pop("edge_types", None)
+        if undirected.dtype != torch.bool or undirected.numel() != 1:
+            raise ValueError(f"{path / 'links' / 'undirected.npy'} must hold one True or False. Copy or save it again.")
+        named = _names(links, path)
+        edges = {name.removesuffix("_edges"): array for name, array in links.items() if name.endswith("_edges")}
+        wanted = ("edges",) if "labels" in named else ("edges", "negatives")
+        if odd := sorted({f"{name}_{kind}" for name in edges for kind in wanted} ^ links.keys()):
             raise ValueError(f"{path} is damaged (links/{odd[0]} is there, or missing, alone). Copy or save it again.")
-        negatives = {} if has_labels else {name: links[f"{name}_negatives"] for name in edges}
-        store.verify(Path(path), "links/")
+        negatives = {} if "labels" in named else {name: links[f"{name}_negatives"] for name in edges}
+        store.verify(path, "links/")
         try:
             graph = Graph.open(path)
-            return cls(graph, edges, negatives, undirected, *types_at(graph, kinds, Path(path)), **named)
+            kind = _types_at(graph, kinds, path)
+            return cls(graph, edges, negatives, bool(undirected), *kind, held_arrays=carried, **named)
         except ValueError as error:
             raise ValueError(f"{path} holds no split of edges that can be used. {error}") from error
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Write a folder that :meth:`open` reads; :meth:`Graph.open` reads the training edges of it."""
-        links = {f"links/{name}_edges": edges for name, edges in self.edges.items()}
-        links |= {f"links/{name}_negatives": negatives for name, negatives in self.negatives.items()}
-        links |= leaks.names_to_save({"labels": self.labels, "time": self.time}, self.held_arrays)
-        links["links/undirected"] = torch.tensor([self.undirected])
+        links = {f"{name}_edges": edges for name, edges in self.edges.items()}
+        links |= {f"{name}_negatives": negatives for name, negatives in self.negatives.items()}
+        links |= {f"{split}/{name}": rows for split, of in self.held_arrays.items() for name, rows in of.items()}
+        for key in _NAMED:
+            if (name := getattr(self, key)) is not None:
+                links |= {key: torch.tensor(list(name.encode()), dtype=torch.uint8), "hide": torch.tensor([True])}
+        links["undirected"] = torch.tensor([self.undirected])
         if self.edge_type is not None:
-            kind = self._edges.ends.target_type
-            links["links/edge_types"] = torch.tensor([kind.number, -1 if kind.reverse is None else kind.reverse])
-        self.graph.save(path, overwrite=overwrite, beside=links)
+            numbers = [-1 if kind is None else self.graph.types.edge_types.index(kind) for kind in self._kinds]
+            links["edge_types"] = torch.tensor(numbers)
+        self.graph.save(path, overwrite=overwrite, beside={f"links/{name}": array for name, array in links.items()})
+
+    @property
+    def _kinds(self) -> tuple[EdgeType | None, EdgeType | None]:
+        """The edge type and its reverse."""
+        return self.edge_type, None if self.reverse == "auto" else self.reverse
 
     def bounds(self, held: Mapping[str, Tensor]) -> LinkBounds:
         """What is said of the edges of shards, given how many held ones the shards before each one have."""
-        until, reverse = None, self.reverse if isinstance(self.reverse, tuple) else None
+        until = None
         if self.time is not None:
             until = min((int(as_integers(of[self.time]).min()) for of in self.held_arrays.values()), default=None)
-        said = self.undirected is True, self.edge_type, reverse, self.labels
-        return LinkBounds(*said, held, self.time, until)
+        return LinkBounds(self.undirected is True, *self._kinds, self.labels, held, self.time, until)
+
+    @property
+    def links(self) -> LinkBounds:
+        """What shards would say of its edges, if one shard had all."""
+        return self.bounds({name: torch.tensor([0, edges.shape[1]]) for name, edges in self.edges.items()})
 
     @property
     def fingerprint(self) -> str:
@@ -207,120 +188,177 @@ class LinkSplit:
     def __repr__(self) -> str:
         counts = ", ".join(f"{name}={edges.shape[1]}" for name, edges in self.edges.items())
         kind = "" if self.edge_type is None else f", {self.edge_type}"
-        of = "".join(f", {n}={v!r}" for n, v in (("labels", self.labels), ("time", self.time)) if v is not None)
+        of = "".join(f", {key}={getattr(self, key)!r}" for key in _NAMED if getattr(self, key) is not None)
         return f"LinkSplit({self.graph}{kind}{of}, {counts})"
 
-    def _leaked(self, edges: Tensor) -> Tensor:
-        """Which edges, by their ids, the graph shows."""
-        if self.time is not None:  # a seed does not see events of its own time
-            return torch.zeros(edges.shape[1], dtype=torch.bool)
-        kind, found = self._edges.ends.target_type, torch.zeros(edges.shape[1], dtype=torch.bool)
-        for ends in (edges, edges.flip(0)) if self.undirected else (edges,):
-            found |= has_edges(self.graph, ends, kind.number)
-            if kind.reverse is not None:
-                found |= has_edges(self.graph, ends.flip(0), kind.reverse)
-        return found
 
-    def _check_reverses(self) -> None:
-        """Refuse edges without a reverse. Only some are checked: all would read the whole graph at every opening."""
-        ends, edges = self._edges.ends, self._edges.some_links(_EDGES_TO_CHECK)
-        alone = ~has_edges(self.graph, edges.flip(0), ends.target_type.number)
-        if bool(alone.any()):
-            sender, receiver = ends.in_types(edges)[:, alone][:, 0].tolist()
+def check_no_negatives(*, given: bool) -> None:
+    """Refuse false edges beside labels."""
+    if given:
+        raise ValueError("negatives are for splits without labels: false edges have none. Leave negatives out.")
+
+
+def _names(links: dict[str, Tensor], path: Path) -> dict[str, Any]:
+    """Take the names of labels and times out of a saved split's arrays."""
+    named = {key: links.pop(key) for key in _NAMED if key in links}
+    if not named:
+        return {}
+    hide = links.pop("hide", torch.empty(0))
+    if any(name.dtype != torch.uint8 for name in named.values()) or hide.dtype != torch.bool or hide.numel() != 1:
+        raise ValueError(f"{path} is damaged (links/{min(named)} or links/hide cannot be read). Copy or save it again.")
+    if not bool(hide):
+        raise ValueError(f"{path} shows edges that are asked for. {way_out('split_edges.hide')} Split the graph again.")
+    return {key: bytes(name.tolist()).decode(errors="replace") for key, name in named.items()}
+
+
+def _types_at(graph: Graph, kinds: Tensor | None, path: Path) -> tuple[EdgeType | None, EdgeType | None]:
+    """The edge type of a saved split and its reverse."""
+    of_graph = graph.types.edge_types
+    is_right = kinds is None or (kinds.shape == (2,) and -1 <= int(kinds.min()) <= int(kinds.max()) < len(of_graph))
+    if not is_right or (kinds is None) == have_names(graph.types):
+        raise ValueError(f"{path / 'links' / 'edge_types.npy'} must name two edge types. Copy or save it again.")
+    if kinds is None:
+        return None, None
+    number, reverse = kinds.tolist()
+    return of_graph[number], None if reverse < 0 else of_graph[reverse]
+
+
+def _check_carried(split: LinkSplit, edges: Edges) -> None:
+    """Refuse arrays of held edges that are not those of the graph's edges, and held edges without labels."""
+    held, labels = split.held_arrays, split.labels
+    if not isinstance(held, Mapping) or not all(isinstance(arrays, Mapping) for arrays in held.values()):
+        raise TypeError(
+            'held_arrays must hold the arrays of each split by name, as {"val": {"edge_rating": ...}}, got '
+            f"{shown(held)}."
+        )
+    for arrays in held.values():
+        check_arrays(held_arrays=arrays)
+    if labels is None and split.time is None:
+        if held:
             raise ValueError(
-                f"undirected=True, but the graph has {sender} -> {receiver} and not its reverse: give "
-                "LinkSplit(..., undirected=False), or add the reverses."
+                'held_arrays is for edges with labels: name the array that has them, labels="edge_rating".'
             )
-
-    def _check(self, name: str) -> None:
-        edges = self.edges[name]
-        leaked = self._leaked(self._edges.ends.in_graph(edges))
-        if bool(leaked.any()):
-            sender, receiver = edges[:, leaked][:, 0].tolist()
+        return
+    ours = edges.arrays
+    if labels is not None:
+        check_labels(labels, edges.array("labels", labels))
+    elif split.time is not None:
+        ours = {split.time: ours[split.time]}
+    if split.edges.keys() != held.keys():
+        raise ValueError(f"There are edges for {list(split.edges)} and held_arrays for {list(held)}.")
+    for name, arrays in held.items():
+        if arrays.keys() != ours.keys():
             raise ValueError(
-                f"{name}: {int(leaked.sum())} of {edges.shape[1]} edges are among the graph's (the first is "
+                f"held_arrays of {name} are {shown(sorted(arrays))}, and edges of the graph carry "
+                f"{shown(sorted(ours))}: batches of both must have the same."
+            )
+        for array, rows in arrays.items():
+            wanted, like = (split.edges[name].shape[1], *ours[array].shape[1:]), ours[array].dtype
+            if rows.shape != wanted or rows.dtype != like:
+                raise ValueError(
+                    f"held_arrays: {array} of {name} must be {like} of shape {wanted}, as the graph's is, got "
+                    f"{shown(rows)}."
+                )
+        if labels is not None:
+            check_labels(labels, arrays[labels])
+            if not bool(is_labelled(arrays[labels]).all()):
+                raise ValueError(f"held_arrays: some edges of {name} have no label to be judged by: leave them out.")
+
+
+def _check_hidden(split: LinkSplit, edges: Edges) -> None:
+    """Refuse a graph that shows held edges, labels, or the reverses of edges that are said to be directed."""
+    if split.undirected:
+        _check_reverses(edges)
+    for other in edges.others() if split.labels is not None else ():
+        if split.labels in other.arrays:
+            turned = edges.reverse is None and other.kind[::2] == edges.kind[::-2]
+            raise ValueError(
+                f"Edges of {other.kind} lead between the same types of nodes as those of {edges.kind}, and have an "
+                f"array {shown(split.labels)}, too, in which batches could show the labels that are asked for: "
+                + (f"if they are the same links turned round, say reverse={other.kind}; otherwise " if turned else "")
+                + "give that array another name, or leave it out."
+            )
+    for name, held in split.edges.items() if split.time is None else ():  # a seed does not see events of its own time
+        kind, ends = edges.ends.target_type, edges.ends.in_graph(held)
+        found = torch.zeros(held.shape[1], dtype=torch.bool)
+        for both in (ends, ends.flip(0)) if split.undirected else (ends,):
+            found |= has_edges(edges.graph, both, kind.number)
+            if kind.reverse is not None:
+                found |= has_edges(edges.graph, both.flip(0), kind.reverse)
+        if bool(found.any()):
+            sender, receiver = held[:, found][:, 0].tolist()
+            raise ValueError(
+                f"{name}: {int(found.sum())} of {held.shape[1]} edges are among the graph's (the first is "
                 f"{sender} -> {receiver}): a model would be asked for what it was shown. Remove both directions of "
                 "them from the graph, or use split_edges(graph)."
             )
-        if self.labels is None:
-            leaks.check_rivals(name, edges, self.negatives[name])
 
 
-def _flag(array: Tensor, path: Path) -> bool:
-    if array.dtype != torch.bool or array.numel() != 1:
-        raise ValueError(f"{path / 'links' / 'undirected.npy'} must hold one True or False. Copy or save it again.")
-    return bool(array)
+def _check_reverses(edges: Edges) -> None:
+    """Refuse edges without a reverse. Only some are checked: all would read the whole graph at every opening."""
+    links = edges.some_links(_EDGES_TO_CHECK)
+    alone = ~has_edges(edges.graph, links.flip(0), edges.ends.target_type.number)
+    if bool(alone.any()):
+        sender, receiver = edges.ends.in_types(links)[:, alone][:, 0].tolist()
+        raise ValueError(
+            f"undirected=True, but the graph has {sender} -> {receiver} and not its reverse: give "
+            "LinkSplit(..., undirected=False), or add the reverses."
+        )
 
 
-def split_edges(
-    graph: Graph,
-    val: float | str = 0.05,
-    test: float | str = 0.1,
-    seed: int = 0,
-    *,
-    negatives: int | None = None,
-    undirected: bool | None = None,
-    edge_type: EdgeType | None = None,
-    reverse: Reverse = "auto",
-    labels: str | None = None,
-    time: str | None = None,
-) -> LinkSplit:
-    """Hold edges back for validation and testing: among false ones that they will be ranked with, or with their labels.
-
-    An undirected graph is split by pairs of nodes: both directions and all copies are held back together, and one
-    direction, drawn at random, is evaluated. The receiver of a held edge competes with ``negatives`` nodes that the
-    sender has no edge to in the whole graph. Loops stay in the graph. Everything is done in RAM.
-
-    With ``labels`` there are no false edges. Shares are of the pairs of nodes with a label between them: all edges
-    between two nodes are held together, and each that has a label is evaluated. Those of -1 or NaN have none.
-
-    Args:
-        graph: All edges. The result leaves out its masks, which split nodes.
-        val: Share of the edges (or pairs) for validation, or the name of a boolean edge array that marks them.
-        test: The same for testing: a share if ``val`` is one, or a name or 0.
-        seed: The same seed gives the same split.
-        negatives: False edges for each true one. Default: 100.
-        undirected: Whether the graph holds both directions of every edge, with the same arrays if there are labels, so
-            that one of them is asked for. Default: it is found out.
-        edge_type: Of a graph with types, the one whose edges are held back: ``("author", "writes", "paper")``. Edges of
-            other types stay.
-        reverse: The edge type that holds the same links turned round, from which held ones go, too: ``"auto"`` to find
-            it by its name, ``rev_...``, or by its links, None if there is none.
-        labels: Name of the edge array with what is to be predicted. Default: there are none.
-        time: Name of the edge array that says when each edge was there. The last are held, and stay in the graph, for a
-            ``TemporalSampler`` shows each what was before it. Default: edges are held back at random.
-    """
-    check_instance("graph", graph, Graph, "a Graph, as Graph.from_pyg(data) makes it")
-    graph.check_whole()
-    edges = Edges.of(graph, edge_type := checked_edge_type(graph, edge_type))
-    _check_numbers(val, test, seed, negatives, time, has_labels=labels is not None)
-    check_directions(edge_type, undirected)
-    seed, count = int(seed), 100 if negatives is None else int(negatives)
-    if labels is not None:
-        check_word("labels", labels, "edge_rating")
-    edges, shares = taken_masks(edges, {"val": val, "test": test})
-    edges = replace(edges, reverse=edges.reverse_of(reverse))
-    if time is not None:
-        leaks.check_times_of_edges(edges, time, labels)
-        leaks.check_reverse_times(edges, time, is_sure=reverse != "auto")
-    found = EdgesToSplit(edges, labels, time, undirected).held_back(shares, seed, count)
-    return LinkSplit(*found[:4], edge_type, edges.reverse, labels, found.arrays, time)
-
-
-def _check_numbers(
-    val: float | str, test: float | str, seed: int, negatives: int | None, time: str | None, *, has_labels: bool
-) -> None:
-    if has_labels:
-        check_no_negatives(given=negatives is not None)
-    if isinstance(val, str) or isinstance(test, str):
-        if not all(isinstance(share, str) or (is_number(share) and share == 0) for share in (val, test)):
+def _check_rivals(split: LinkSplit, edges: Edges) -> None:
+    """Refuse negatives that lead to the receiver of their own edge, or that are edges, held or of the graph."""
+    size, in_graph, both = edges.graph.num_nodes, edges.ends.in_graph, split.undirected is True
+    all_held = [numbers_of(in_graph(of), size, undirected=both) for of in split.edges.values()]
+    for name, negatives in split.negatives.items():
+        held = split.edges[name]
+        if bool((own := (negatives == held[1][:, None]).any(1)).any()):
+            sender, receiver = held[:, own][:, 0].tolist()
             raise ValueError(
-                f"val and test must be two shares, or two names of edge arrays that mark edges (or one, and 0 for the "
-                f"other), got {shown(val)} and {shown(test)}."
+                f"{name}: {int(own.sum())} of {held.shape[1]} edges are among their own negatives (the "
+                f"first is {sender} -> {receiver}): the receivers of an edge's negatives must be others than its own."
             )
-        if time is not None:
-            raise ValueError(f"time={shown(time)} decides which edges are held: give val and test as shares.")
-    elif not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
-        raise ValueError(f"val and test are shares that leave edges to train on, got {shown(val)} and {shown(test)}.")
-    check_seed(seed)
-    check_at_least_if_given(1, **{"negatives, for each held edge,": negatives})
+        if split.time is not None:
+            continue  # they are edges of other times
+        places = torch.arange(0, negatives.numel(), 1 + negatives.numel() // _NEGATIVES_TO_CHECK)
+        false = in_graph(torch.stack([held[0][places // negatives.shape[1]], negatives.flatten()[places]]))
+        is_true = has_edges(edges.graph, false, edges.ends.target_type.number)
+        is_true |= torch.isin(numbers_of(false, size, undirected=both), torch.cat(all_held))
+        if bool(is_true.any()):
+            sender, receiver = edges.ends.in_types(false)[:, is_true][:, 0].tolist()
+            raise ValueError(
+                f"{name}: {int(is_true.sum())} of {places.numel()} negatives that were seen are edges, such as "
+                f"{sender} -> {receiver}, and a model would lose by being right: draw others, or use "
+                "split_edges(graph)."
+            )
+
+
+def _check_apart(split: LinkSplit, edges: Edges) -> None:
+    """Refuse held edges that occur twice, or that val and test share, and those of val later than some of test.
+
+    Edges with labels or times are told apart by these too.
+    """
+    time, rows = split.time, split.held_arrays
+    apart = [name for name in (split.labels, time) if name is not None]
+    ends = {name: edges.ends.in_graph(of) for name, of in split.edges.items()}
+    for name, of in ends.items():
+        if not apart and numbers_of(of, edges.graph.num_nodes).unique().numel() < of.shape[1]:
+            raise ValueError(f"{name}: some edges are there twice, and would count twice: edges.unique(dim=1).")
+    if ends.keys() != {"val", "test"}:
+        return
+    both = split.undirected is True
+    val, test = (numbers_of(ends[name], edges.graph.num_nodes, undirected=both) for name in ("val", "test"))
+    counts = counts_of_rows(val, test, [(rows["val"][name], rows["test"][name]) for name in apart])
+    shared = int(((counts[0] > 0) & (counts[1] > 0)).sum())
+    if shared and not apart:
+        raise ValueError("val and test share edges: a model would be chosen by what it is tested on. Deal them again.")
+    if shared:
+        raise ValueError(
+            f"val and test share edges of the same ends and {' and '.join(apart)} ({shared} of val): a model would be "
+            "chosen by what it is tested on. Leave each in one of them."
+        )
+    if time is not None and bool((latest := rows["val"][time].max()) > (first := rows["test"][time].min())):
+        raise ValueError(
+            f"val has events until {time}={latest.item()}, and test from {first.item()} on: a model would be "
+            "chosen by what happens after events that it is tested on. Let those of val be the earlier ones."
+        )

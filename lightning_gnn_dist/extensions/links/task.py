@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 
 import torch
 from torch import Tensor
@@ -18,17 +18,18 @@ from lightning_gnn_dist.checks import brief, check_at_least_if_given, shown
 from lightning_gnn_dist.data.task import Judged, Learned, Task
 from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.extensions.links.bounds import LinkBounds
-from lightning_gnn_dist.extensions.links.edges import Edges, LinkEnds, ends_of, targets_carry
-from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
-from lightning_gnn_dist.extensions.links.link_split import LinkSplit
-from lightning_gnn_dist.extensions.links.negatives import Candidates
-from lightning_gnn_dist.extensions.links.targets import (
+from lightning_gnn_dist.extensions.links.edges import Edges, LinkEnds, ends_of
+from lightning_gnn_dist.extensions.links.link_sampler import (
+    LABEL,
     HeldLinks,
+    LinkSampler,
     OwnLinks,
     edges_at,
     name_of_targets,
     positions_of_links,
 )
+from lightning_gnn_dist.extensions.links.link_split import LinkSplit
+from lightning_gnn_dist.extensions.links.negatives import Candidates
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, check_event_samplers
 from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
 from lightning_gnn_dist.extensions.temporal.times import as_integers, times_of_receivers
@@ -68,17 +69,6 @@ def sampler_of_events(sampler: Sampler | None, time: str | None) -> Sampler | No
             f"these: take TemporalSampler([15, 10], time={shown(time)})."
         )
     return sampler
-
-
-def check_rows_of_nodes(graph: Graph, settings: BatchSettings, kind: str) -> None:
-    """Refuse to predict rows of nodes at times that they do not have."""
-    sampler = settings.of_evaluation()
-    if isinstance(sampler, TemporalSampler) and times_of_receivers(graph, sampler.time, kind) is None:
-        raise ValueError(
-            f"Of a split by time ({sampler.time}) a node has rows at the times of its events, and no row of its own to "
-            "predict: score events by trainer.test(...), or give nodes the times to predict them at, and take "
-            f"PartitionedDataModule(graph, sampler=TemporalSampler(..., {shown(sampler.time)}, seed_time=...))."
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,15 +121,13 @@ class AskedEdges:
     def shown(self, part: Graph) -> Graph:
         """Return a part as batches show it: without the labels of its edges, also those turned round."""
         name, edges = self.links.labels, self.edges(part)
-        kinds = dict.fromkeys([edges.kind, edges.reverse or edges.kind])
-        holding = [kind for kind in kinds if name in edges.other(kind).arrays]
+        both = dict.fromkeys([edges.kind, edges.reverse or edges.kind])
+        holding = [kind for kind in both if name in part.types.edge_arrays[kind]]
         if name is None or not holding:
             return part
-
-        def made() -> Graph:
-            return reduce(lambda graph, kind: Edges(graph, kind).without_array(name), holding, part)
-
-        return remembered(part, "without labels", made)
+        made = partial(reduce, lambda graph, kind: Edges(graph, kind).without([name]), holding, part)
+        found: Graph = remembered(part, "without labels", made)
+        return found
 
     def edges(self, graph: Graph) -> Edges:
         """Return those of a graph."""
@@ -165,8 +153,7 @@ class AskedEdges:
         carried, time = self._carried(self.edges(graph).arrays), self.links.time
         if isinstance(sampler, TemporalSampler) and time != sampler.time:
             time = None  # nobody sees these edges: a question has no false receiver among its answers of any time
-        of_edges = self.num_negatives, candidates, self.links.undirected, carried
-        own = OwnLinks(*of_edges, first, time)
+        own = OwnLinks(self.num_negatives, candidates, self.links.undirected, carried, first, time)
         return self.around(own, sampler)
 
     def held(self, edges: Tensor, negatives: Tensor | None, arrays: Mapping[str, Tensor], first: int = 0) -> HeldLinks:
@@ -181,9 +168,9 @@ class AskedEdges:
 
     def _carried(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what batches say of edges: of those with labels all that they carry, otherwise their times alone."""
-        if self.links.labels is not None:
-            return targets_carry(self.links.labels, arrays)
-        return {} if self.links.time is None else {name_of_targets(self.links.time): arrays[self.links.time]}
+        labels, time = self.links.labels, self.links.time
+        said = arrays if labels is not None else [] if time is None else [time]
+        return {LABEL if name == labels else name_of_targets(name): arrays[name] for name in said}
 
 
 def check_settings_of_edges(settings: BatchSettings, boundary: Boundary) -> None:
@@ -245,7 +232,14 @@ class EdgeTask(Task):
         check_event_samplers(rows, self.home.running.settings.samplers, links.time, links.edge_type)
 
     def check_prediction(self) -> None:
-        check_rows_of_nodes(self.rows(), self.home.running.settings, self.asked.receiver_type)
+        sampler, kind = self.home.running.settings.of_evaluation(), self.asked.receiver_type
+        if isinstance(sampler, TemporalSampler) and times_of_receivers(self.rows(), sampler.time, kind) is None:
+            raise ValueError(
+                f"Of a split by time ({sampler.time}) a node has rows at the times of its events, and no row of its "
+                "own to predict: score events by trainer.test(...), or give nodes the times to predict them at, and "
+                f"take PartitionedDataModule(graph, sampler=TemporalSampler(..., {shown(sampler.time)}, "
+                "seed_time=...))."
+            )
 
     def across(self, sampler: Sampler) -> LinkSampler:
         return self.asked.around_own(sampler, self.rows(), self.candidates(), self.first_edge())
@@ -289,8 +283,7 @@ class WholeEdges(EdgeTask):
 
     def __init__(self, home: LocalGraph, values: ValueCheck, asked: AskedEdges, split: LinkSplit | None) -> None:
         super().__init__(home, values, asked)
-        self._split = split
-        self._most: dict[int, int] = {}
+        self._split, self._most = split, dict[int, int]()
 
     def begin(self, *, is_fit: bool) -> None:
         """Do nothing: ``most()`` refuses ranks with nothing to learn, on all ranks alike."""

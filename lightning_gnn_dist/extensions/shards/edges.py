@@ -10,8 +10,8 @@ from torch import Tensor
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.data.task import Learned
+from lightning_gnn_dist.extensions.links.link_sampler import HeldLinks, are_links, positions_where
 from lightning_gnn_dist.extensions.links.negatives import Candidates
-from lightning_gnn_dist.extensions.links.targets import HeldLinks, are_links, positions_where
 from lightning_gnn_dist.extensions.links.task import AskedEdges, EdgeTask
 from lightning_gnn_dist.extensions.shards.home import ShardHome
 from lightning_gnn_dist.extensions.shards.links import held_of_shard, own_share

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.extensions.links.bounds import LinkBounds
+from lightning_gnn_dist.extensions.links.link_sampler import FALSE_ENDS, FalseEnds
 from lightning_gnn_dist.extensions.links.negatives import RANDOM_TRIES, tried_places
-from lightning_gnn_dist.extensions.links.targets import FALSE_ENDS, FalseEnds
 from lightning_gnn_dist.extensions.shards.index import Shard
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.graph.storage import store

@@ -26,8 +26,7 @@ from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.weighted import NONE
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource
-from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
-from lightning_gnn_dist.extensions.links.targets import FalseEnds
+from lightning_gnn_dist.extensions.links.link_sampler import FalseEnds, LinkSampler
 from lightning_gnn_dist.extensions.shards.draws import Drawn, DrawRule, GrowingBatch, draw_hops, whole_rows
 from lightning_gnn_dist.extensions.shards.links import draw_false_ends
 from lightning_gnn_dist.extensions.shards.owner import EDGES, Message, Question

@@ -15,9 +15,8 @@ from lightning_gnn_dist.engine import tensors
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory import device_sampler as module
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler, drawn_there, draws_anywhere
-from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
+from lightning_gnn_dist.extensions.links.link_sampler import HeldLinks, LinkSampler, OwnLinks
 from lightning_gnn_dist.extensions.links.negatives import Candidates
-from lightning_gnn_dist.extensions.links.targets import HeldLinks, OwnLinks
 from lightning_gnn_dist.graph.graph import checked_graph
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.loaders import over

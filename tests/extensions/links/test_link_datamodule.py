@@ -41,15 +41,15 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.links.edges import edges_of
-from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler
-from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_receivers, has_edges
-from lightning_gnn_dist.extensions.links.targets import (
+from lightning_gnn_dist.extensions.links.link_sampler import (
     HeldLinks,
+    LinkSampler,
     OwnLinks,
     edges_at,
     positions_of_links,
     without_targets,
 )
+from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_receivers, has_edges
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.data_fitting import trainer

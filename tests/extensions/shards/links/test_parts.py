@@ -13,8 +13,8 @@ from lightning_gnn_dist import Graph, LinkSplit, Loading, NeighborSampler, save_
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.engine.rng import below, draw, key
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.links.link_sampler import FALSE_ENDS, FalseEnds
 from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_receivers
-from lightning_gnn_dist.extensions.links.targets import FALSE_ENDS, FalseEnds
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard
 from lightning_gnn_dist.extensions.shards.links import Held, draw_false_ends, held_of_shard, own_share
 from lightning_gnn_dist.extensions.shards.source import ShardedSource
