@@ -157,9 +157,9 @@ class ExtendedGraph(Tables[_Types]):
         seeds = torch.cat([of.nodes for of in self._asked])
         if isinstance(sampler, TemporalSampler):
             self._order_by(sampler.time)
-            node_times(self._graph, sampler.view.seed_time, self.types.seeds)  # refuses what is none
-            trees = torch.arange(len(seeds))
-            times = self._numbers(sampler.view.seed_time, self.types.seeds, seeds, self._names(seeds, trees))
+            name, trees = sampler.sight[1], torch.arange(len(seeds))
+            node_times(self._graph, name, self.types.seeds)  # refuses what is none
+            times = self._numbers(name, self.types.seeds, seeds, self._names(seeds, trees))
             steps = sample_at_times(self, sampler, [seeds], [times], [KEY])
         else:
             batch = GrowingBatch(seeds, self.num_nodes, bits=self._bits)

@@ -16,7 +16,7 @@ from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, refuse
 from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, OwnedGraph, draw_hops
 from lightning_gnn_dist.extensions.shards.owner import NODES
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
-from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
+from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, check_comparable, seen_by
 from lightning_gnn_dist.extensions.temporal.times import (
     BEFORE_ALL,
     as_integers,
@@ -25,7 +25,6 @@ from lightning_gnn_dist.extensions.temporal.times import (
     ordered,
     sources_of,
 )
-from lightning_gnn_dist.extensions.temporal.trees import View, check_comparable, seen_by
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.turns import Steps
 
@@ -62,7 +61,7 @@ def sample_timed(
     Collective, the first time for each name of times.
     """
     prepare_times(graph, sampler.time)
-    times = yield from _times_of_seeds(graph, seeds, sampler.view)
+    times = yield from _times_of_seeds(graph, seeds, sampler)
     return (yield from sample_at_times(graph, sampler, seeds, times.split(list(map(len, seeds))), keys))
 
 
@@ -79,15 +78,15 @@ def sample_at_times(
     """
     bits, first = max(1, (graph.num_nodes - 1).bit_length()), torch.tensor([0, *map(len, seeds)]).cumsum(0).tolist()
     growing = [GrowingBatch(ids, graph.num_nodes, at, bits) for ids, at in zip(seeds, first, strict=False)]
-    view, of_seeds = sampler.view, torch.tensor(list(map(len, seeds)))
-    after, upto = map(torch.from_numpy, seen_by(torch.cat(list(times)), view))
+    of_seeds = torch.tensor(list(map(len, seeds)))
+    after, upto = map(torch.from_numpy, seen_by(sampler, torch.cat(list(times))))
     trees = torch.stack([torch.arange(len(seeds)).repeat_interleave(of_seeds), torch.cat(list(seeds)), after, upto])
-    how = DrawRule(sampler.replace, time=view.time, latest=view.latest, trees=trees)
+    how = DrawRule(sampler.replace, time=sampler.time, latest=sampler.pick == "latest", trees=trees)
     samples = yield from draw_hops(graph, growing, sampler.of_types(graph.types), keys, how)
     return [of._replace(extra={**of.extra, SEED_TIME: at}) for of, at in zip(samples, times, strict=True)]
 
 
-def _times_of_seeds(graph: ShardedGraph, seeds: Sequence[Tensor], view: View) -> Steps[Tensor]:
+def _times_of_seeds(graph: ShardedGraph, seeds: Sequence[Tensor], sampler: TemporalSampler) -> Steps[Tensor]:
     """Return the time of each seed of all batches."""
     for ids in seeds:
         check_seeds(ids, graph.num_nodes)
@@ -97,7 +96,8 @@ def _times_of_seeds(graph: ShardedGraph, seeds: Sequence[Tensor], view: View) ->
     number, of_type = types.node_types.index(kind), types.nodes_of(kind)
     if ids.numel() and not of_type.start <= int(ids.min()) <= int(ids.max()) < of_type.stop:
         raise ValueError(f"The seeds of a batch by time must be nodes of type {kind!r}, which the shards learn from.")
-    node_times(rows, view.seed_time, kind)  # refuses an array that is not there
-    times = yield from graph.array_of(NODES, number, view.seed_time, ids - of_type.start)
-    check_comparable(rows, times, view)
+    name = sampler.sight[1]
+    node_times(rows, name, kind)  # refuses an array that is not there
+    times = yield from graph.array_of(NODES, number, name, ids - of_type.start)
+    check_comparable(sampler, rows, times)
     return times

@@ -17,23 +17,27 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import (
-    MAX_INTEGER,
-    is_number,
-    shown,
-)
+from lightning_gnn_dist.checks import MAX_INTEGER, is_number, shown
 from lightning_gnn_dist.engine.kernels import Array
-from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
+from lightning_gnn_dist.engine.rng import typed_keys
+from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, edge_types_of, refuse_repeated, sample_hops
+from lightning_gnn_dist.engine.weighted import Rule
 from lightning_gnn_dist.extensions.temporal.times import (
+    BEFORE_ALL,
     Span,
+    as_integers,
+    earlier_by,
     node_times,
     sources_of,
     span_of,
-    spans_of_types,
+    spans_by_type,
+    time_order,
+    times_of_seeds,
+    words_of_types,
 )
-from lightning_gnn_dist.extensions.temporal.trees import View, check_span, checked_times, sample_by_time
+from lightning_gnn_dist.extensions.temporal.trees import TimedDraws, Trees, sample_trees
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, folder_of
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 from lightning_gnn_dist.graph.typed.tables import ASKED, NEVER, as_told
 from lightning_gnn_dist.rules import check_fields
 from lightning_gnn_dist.sampling.base import Sampler, check_bulk
@@ -104,13 +108,10 @@ class TemporalSampler:
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         bulk = check_bulk(graph, seeds, keys)
-        if not bulk:
-            return []
-        fanouts, view = self.of_types(graph.types), self.view
         for ids, _ in bulk:
             refuse_repeated(ids, "To ask for a node at several times, give it a copy for each")
-        timed = [(ids, checked_times(graph, ids, view), batch_key) for ids, batch_key in bulk]
-        return [sample_by_time(graph, ids, times, fanouts, batch_key, view) for ids, times, batch_key in timed]
+        timed = [(ids, checked_times(self, graph, ids), batch_key) for ids, batch_key in bulk]
+        return [sample_at(self, graph, *of) for of in timed]
 
     def of_evaluation(self) -> TemporalSampler:
         """Return what evaluates a model: the latest are drawn without chance, so what was learned from them holds."""
@@ -121,16 +122,21 @@ class TemporalSampler:
         self.check_graph(graph)
         tell(graph, self.time)
         if graph.num_senders == graph.num_nodes:  # a shard may have few of the events
-            check_units(self.view, *spans_of(graph, self.view), are_dates(graph))
+            seeds = span_of(node_times(graph, self.sight[1], graph.types.seed_type()))
+            check_units(self, seeds, spans_by_type(graph, self.time), are_dates(graph))
 
     def check_shard(self, rows: Graph) -> None:
         """Refuse times of which no seed of any shard is later than any event. Collective."""
-        check_units_of_shards(rows, self.view)
+        times, of_types = node_times(rows, self.sight[1], rows.types.seed_type()), spans_by_type(rows, self.time)
+        row = [(*(span or (0, 0)), span is not None) for span in (span_of(times), *of_types.values())]
+        of_ranks = all_gather_rows(torch.tensor(row, dtype=torch.float64 if times.is_floating_point() else torch.int64))
+        seeds, *events = (_span(ranks[ranks[:, 2] > 0]) for ranks in of_ranks.unbind(1))
+        check_units(self, seeds, dict(zip(of_types, events, strict=True)), are_dates(rows))
 
     def check_graph(self, graph: Graph) -> None:
         """Refuse a graph without such times, or with types that ``num_neighbors`` does not know."""
         self.of_types(graph.types)
-        checked_times(graph, torch.empty(0, dtype=torch.int64), self.view)
+        checked_times(self, graph, torch.empty(0, dtype=torch.int64))
 
     def of_types(self, types: TypeNames) -> Array:
         """The numbers of each hop and edge type, as :meth:`NeighborSampler.of_types` gives them."""
@@ -143,15 +149,51 @@ class TemporalSampler:
             numbers = {kind: [-1 if n else 0 for n in of] for kind, of in self.num_neighbors.items()}
         return replace(self, num_neighbors=numbers, pick="uniform", replace=False)
 
-    @property
-    def view(self) -> View:
-        """What a seed sees of the past."""
-        return View(*self.sight, self.pick == "latest", self.replace)
-
 
 def sample_at(sampler: TemporalSampler, graph: Graph, seeds: Tensor, times: Tensor, batch_key: BatchKey) -> Sample:
     """A batch around nodes at times of their own; a node may be a seed at several."""
-    return sample_by_time(graph, seeds, times, sampler.of_types(graph.types), batch_key, sampler.view)
+    bits, fanouts = max(1, (graph.num_nodes - 1).bit_length()), sampler.of_types(graph.types)
+    trees = Trees(seeds.numpy(), *seen_by(sampler, times), bits)
+    keys, order = typed_keys(*batch_key, *fanouts.shape), time_order(graph, sampler.time)
+    rule, edge_type = Rule(None, sampler.replace), edge_types_of(graph.types)
+    draws = TimedDraws(edge_type, order, fanouts, keys, rule, sampler.pick == "latest")
+    roots, num_names = (torch.arange(seeds.numel()) << bits) + seeds, max(1, seeds.numel()) << bits
+    sample = sample_hops(graph, roots, len(fanouts), sample_trees, trees, draws, num_names=num_names)
+    extra = {"batch": sample.nodes >> bits, SEED_TIME: times}
+    return sample._replace(nodes=sample.nodes & ((1 << bits) - 1), extra=extra)
+
+
+def seen_by(sampler: TemporalSampler, times: Tensor) -> tuple[Array, Array]:
+    """After which time, and up to which, seeds of these times see events, as integers."""
+    upto = as_integers(times) - (0 if sampler.equal else 1)
+    after = torch.full_like(upto, BEFORE_ALL) if sampler.last is None else earlier_by(times, sampler.last) - 1
+    return after.numpy(), upto.numpy()
+
+
+def checked_times(sampler: TemporalSampler, graph: Graph, seeds: Tensor) -> Tensor:
+    """The time of each seed; times that do not compare exactly with those of events, and such a span, are refused."""
+    sources_of(graph, sampler.time)  # refuses what is no time, first
+    times = times_of_seeds(graph, sampler.sight[1], seeds)
+    check_comparable(sampler, graph, times)
+    return times
+
+
+def check_comparable(sampler: TemporalSampler, graph: Graph, times: Tensor) -> None:
+    """Refuse times of seeds that do not compare exactly with those of events, and such a span."""
+    of_events = next(source.times.dtype for source in sources_of(graph, sampler.time) if source is not None)
+    if of_events.is_floating_point != times.dtype.is_floating_point:
+        raise ValueError(
+            f"Events have times of {of_events} ({sampler.time!r}) and seeds of {times.dtype} ({sampler.sight[1]!r}), "
+            "which do not compare exactly: store both as integers, or both as floating point numbers."
+        )
+    _check_span(sampler, times)
+
+
+def _check_span(sampler: TemporalSampler, times: Tensor) -> None:
+    """Refuse a span of time that is no integer where times are."""
+    last = sampler.last
+    if last is not None and not times.is_floating_point() and last != int(last):
+        raise ValueError(f"last ({last}) must be an integer, as the times of {sampler.time!r} are: round it.")
 
 
 def check_event_samplers(
@@ -171,18 +213,12 @@ def check_event_samplers(
         sampler.of_types(graph.types)  # as check_graph() does, but nodes need no times
         for source in sources_of(graph, sampler.time):
             if source is not None:
-                check_span(source.times, sampler.view)
+                _check_span(sampler, source.times)
     tell(graph, time)
     ours, whole = samplers[0], graph.num_senders == graph.num_nodes
     if isinstance(ours, TemporalSampler) and whole and edge_type is not None:
-        events = events_by_type(graph, time)
-        tell_of_units(ours.view, events["__".join(edge_type)], events, are_dates(graph))
-
-
-def spans_of(graph: Graph, view: View) -> tuple[Span | None, dict[str, Span | None]]:
-    """Return the first and the last time of seeds, and of the events of each edge type; None where there are none."""
-    seeds = node_times(graph, view.seed_time, graph.types.seed_type())
-    return span_of(seeds), events_by_type(graph, view.time)
+        events = spans_by_type(graph, time)
+        _tell_of_units(ours, events["__".join(edge_type)], events, are_dates(graph))
 
 
 def are_dates(graph: Graph) -> bool:
@@ -190,58 +226,48 @@ def are_dates(graph: Graph) -> bool:
     return graph.types.tables is not None and any(task.are_dates for task in graph.types.tables.tasks.values())
 
 
-def check_units(view: View, seeds: Span | None, events: Mapping[str, Span | None], dates: bool = False) -> None:
+def check_units(sampler: TemporalSampler, seeds: Span | None, events: Mapping[str, Span | None], dates: bool) -> None:
     """Refuse times of which no seed is later than any event; say if all seeds are later than all events, or types."""
     spans = [span for span in events.values() if span is not None]
     if seeds is None or not spans:
         return
-    earliest, latest = seeds
+    (earliest, latest), (time, seed_time, equal, _) = seeds, sampler.sight
     first, last = min(span[0] for span in spans), max(span[1] for span in spans)
-    told = {time: as_told(time, dates) for time in (earliest, latest, first, last)}
-    units = "Give both in one unit, such as seconds since 1970."
-    if latest < first or (latest == first and not view.equal):
+    if latest < first or (latest == first and not equal):
+        way_out = "Ask later questions." if dates else "Give both in one unit, such as seconds since 1970."
         raise ValueError(
-            f"No seed sees an event: the latest seed is at {told[latest]} ({view.seed_time}), and "
-            f"the earliest event at {told[first]} ({view.time}). {'Ask later questions.' if dates else units}"
+            f"No seed sees an event: the latest seed is at {as_told(latest, dates)} ({seed_time}), and "
+            f"the earliest event at {as_told(first, dates)} ({time}). {way_out}"
         )
     if earliest > last:
         rank_zero_info(
-            f"All seeds see all events: the earliest seed is at {told[earliest]} ({view.seed_time}"
-            f"), and the last event at {told[last]} ({view.time}).{'' if dates else _DIFFER + '.'}"
+            f"All seeds see all events: the earliest seed is at {as_told(earliest, dates)} ({seed_time}"
+            f"), and the last event at {as_told(last, dates)} ({time}).{'' if dates else _DIFFER + '.'}"
         )
     else:
-        tell_of_units(view, seeds, events, dates)
+        _tell_of_units(sampler, seeds, events, dates)
 
 
-def check_units_of_shards(rows: Graph, view: View) -> None:
-    """Refuse times of which no seed of any shard is later than any event. Collective."""
-    of_seeds, of_types = spans_of(rows, view)
-    row = [(*(span or (0, 0)), span is not None) for span in (of_seeds, *of_types.values())]
-    sources = [source for source in sources_of(rows, view.time) if source is not None]
-    floating = any(source.times.is_floating_point() for source in sources)
-    of_ranks = all_gather_rows(torch.tensor(row, dtype=torch.float64 if floating else torch.int64))
-    seeds, *events = (_span(ranks[ranks[:, 2] > 0]) for ranks in of_ranks.unbind(1))
-    check_units(view, seeds, dict(zip(of_types, events, strict=True)), are_dates(rows))
-
-
-def _span(ranks: Tensor) -> tuple[float, float] | None:
+def _span(ranks: Tensor) -> Span | None:
     return (ranks[:, 0].min().item(), ranks[:, 1].max().item()) if len(ranks) else None
 
 
-def tell_of_units(view: View, seeds: Span | None, events: Mapping[str, Span | None], dates: bool) -> None:
+def _tell_of_units(
+    sampler: TemporalSampler, seeds: Span | None, events: Mapping[str, Span | None], dates: bool
+) -> None:
     """Say of which edge types seeds see nothing, or all, beside others of which they see a part."""
     if seeds is None:
         return
-    (earliest, latest) = seeds
+    earliest, latest = seeds
     known = {kind: span for kind, span in events.items() if span is not None and span[0] < NEVER}
-    never = {kind for kind, (first, _) in known.items() if latest < first or (latest == first and not view.equal)}
-    always = {kind for kind, (_, last) in known.items() if earliest > last and f"__{ASKED}__" not in kind}
+    never = [kind for kind, (first, _) in known.items() if latest < first or (latest == first and not sampler.equal)]
+    always = [kind for kind, (_, last) in known.items() if earliest > last and f"__{ASKED}__" not in kind]
     for kinds, what in ((never, "No seed sees"), (always, "Every seed sees all")):
         if kinds:
             spans = ", ".join(f"{kind} ({_in_words(known[kind], dates)})" for kind in sorted(kinds))
             unit = "" if dates else f"{_DIFFER}: give all times in one unit, such as seconds since 1970."
-            at = _in_words(seeds, dates)
-            rank_zero_info(f"{what} edges of these types, by their {view.time}: {spans}. Seeds are at {at}.{unit}")
+            told = f"{what} edges of these types, by their {sampler.time}: {spans}. Seeds are at "
+            rank_zero_info(f"{told}{_in_words(seeds, dates)}.{unit}")
 
 
 def _in_words(span: Span, dates: bool) -> str:
@@ -250,7 +276,7 @@ def _in_words(span: Span, dates: bool) -> str:
 
 def tell(graph: Graph, name: str) -> None:
     """Say which edges are always seen; log which are seen by the time of their sender."""
-    sources = dict(zip(_kinds(graph), sources_of(graph, name), strict=True))
+    sources = dict(zip(words_of_types(graph), sources_of(graph, name), strict=True))
     by_sender = [kind for kind, source in sources.items() if source and source.first_sender is not None]
     always = [kind for kind, source in sources.items() if source is None]
     if by_sender:
@@ -259,14 +285,6 @@ def tell(graph: Graph, name: str) -> None:
         rank_zero_info(
             f"Edges of these types are always seen, as neither they nor their senders have a {name}: {shown(always)}."
         )
-
-
-def events_by_type(graph: Graph, name: str) -> dict[str, Span | None]:
-    return dict(zip(_kinds(graph), spans_of_types(graph, name), strict=True))
-
-
-def _kinds(graph: Graph) -> list[str]:
-    return [folder_of(kind) or "all edges" for kind in graph.types.edge_types]
 
 
 def rank_zero_info(text: str) -> None:

@@ -6,7 +6,7 @@ the bits, with those of negative numbers turned round. The order of a graph's ed
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import count
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from lightning_gnn_dist.graph.convert import check_time, index_dtype, without_ti
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import row_slices
-from lightning_gnn_dist.graph.typed.names import within
+from lightning_gnn_dist.graph.typed.names import folder_of, within
 
 BEFORE_ALL = -(2**63)  # before every time
 _TURNED = 2**63 - 1
@@ -53,13 +53,19 @@ def sources_of(graph: Graph, name: str) -> list[TimeSource | None]:
     return remembered(graph, ("times", name), lambda: _checked_sources(graph, name), arrays_of(graph, name))
 
 
-def spans_of_types(graph: Graph, name: str) -> list[Span | None]:
-    """For each edge type the first and the last of the times called ``name``; None without times, or events."""
+def spans_by_type(graph: Graph, name: str) -> dict[str, Span | None]:
+    """For each edge type, in words, the first and the last of the times called ``name``; None without any."""
 
-    def find() -> list[Span | None]:
-        return [None if source is None else span_of(source.times) for source in sources_of(graph, name)]
+    def find() -> dict[str, Span | None]:
+        sources = zip(words_of_types(graph), sources_of(graph, name), strict=True)
+        return {kind: None if source is None else span_of(source.times) for kind, source in sources}
 
     return remembered(graph, ("spans of times", name), find, arrays_of(graph, name))
+
+
+def words_of_types(graph: Graph) -> list[str]:
+    """How each edge type is called in what is told."""
+    return [folder_of(kind) or "all edges" for kind in graph.types.edge_types]
 
 
 def span_of(times: Tensor) -> Span | None:
@@ -78,12 +84,20 @@ def _checked_sources(graph: Graph, name: str) -> list[TimeSource | None]:
     for kind in types.edge_types:
         of_edges, of_senders = types.edge_arrays[kind].get(name), types.node_arrays[kind[0]].get(name)
         with within(kind if of_edges is not None else kind[0]):
-            found.append(_source(name, of_edges, of_senders, types.nodes_of(kind[0]).start))
+            if of_edges is not None:
+                check_times(name, of_edges, "edge")
+                found.append(TimeSource(of_edges, None))
+            elif of_senders is not None:
+                check_times(name, of_senders, "node")
+                found.append(TimeSource(of_senders, types.nodes_of(kind[0]).start))
+            else:
+                found.append(None)
     floating = {source.times.is_floating_point() for source in found if source is not None}
     if not floating:
+        names = {name for arrays in (*types.node_arrays.values(), *types.edge_arrays.values()) for name in arrays}
         raise ValueError(
             f"time names the array {shown(name)}, and neither edges nor nodes of the graph have it (they have: "
-            f"{shown(_names(graph))}): set it in the data before Graph.from_pyg(data)."
+            f"{shown(sorted(names))}): set it in the data before Graph.from_pyg(data)."
         )
     if len(floating) > 1:
         raise ValueError(
@@ -91,14 +105,6 @@ def _checked_sources(graph: Graph, name: str) -> list[TimeSource | None]:
             "exactly: store one kind, as in data[...].time = data[...].time.long()."
         )
     return found
-
-
-def _source(name: str, of_edges: Tensor | None, of_senders: Tensor | None, first_sender: int) -> TimeSource | None:
-    times = of_senders if of_edges is None else of_edges
-    if times is None:
-        return None
-    check_times(name, times, "node" if of_edges is None else "edge")
-    return TimeSource(times, first_sender if of_edges is None else None)
 
 
 def check_times(name: str, times: Tensor, row: str) -> None:
@@ -124,20 +130,19 @@ def times_of_seeds(graph: Graph, name: str, seeds: Tensor) -> Tensor:
 def node_times(graph: Graph, name: str, kind: str, argument: str = "seed_time") -> Tensor:
     """The times called ``name`` of all nodes of a type; ``argument`` gave this name."""
     arrays = graph.types.node_arrays[kind]
-    key = "times of nodes", name, kind
-    return remembered(graph, key, lambda: _checked_node_times(arrays, name, kind, argument), [arrays.get(name)])
 
+    def find() -> Tensor:
+        if name not in arrays:
+            whose, place = ("Nodes", "data") if not kind else (f"Nodes of type {kind!r}", f"data[{kind!r}]")
+            raise ValueError(
+                f"{whose} have no {shown(name)} to say at what time each of them is a seed (they have: "
+                f"{shown(sorted(arrays))}): set it in {place} as a tensor of numbers, or name another array of "
+                f"theirs as {argument}."
+            )
+        check_times(name, arrays[name], "node")
+        return arrays[name]
 
-def _checked_node_times(arrays: Mapping[str, Tensor], name: str, kind: str, argument: str) -> Tensor:
-    if name not in arrays:
-        whose, place = ("Nodes", "data") if not kind else (f"Nodes of type {kind!r}", f"data[{kind!r}]")
-        raise ValueError(
-            f"{whose} have no {shown(name)} to say at what time each of them is a seed (they have: "
-            f"{shown(sorted(arrays))}): set it in {place} as a tensor of numbers, or name another array of "
-            f"theirs as {argument}."
-        )
-    check_times(name, arrays[name], "node")
-    return arrays[name]
+    return remembered(graph, ("times of nodes", name, kind), find, [arrays.get(name)])
 
 
 def as_integers(times: Tensor) -> Tensor:
@@ -155,11 +160,6 @@ def earlier_by(times: Tensor, span: float) -> Tensor:
     span, whole = int(span), times.to(torch.int64)
     least = BEFORE_ALL + 1
     return torch.where(whole < least + span, least, whole - span)
-
-
-def _names(graph: Graph) -> list[str]:
-    types = graph.types
-    return sorted({name for arrays in (*types.node_arrays.values(), *types.edge_arrays.values()) for name in arrays})
 
 
 def times_of_receivers(graph: Graph, time: str, kind: str) -> Tensor | None:
