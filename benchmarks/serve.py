@@ -92,12 +92,15 @@ def requests(num_nodes: int, count: int, num_features: int = FEATURES, seed: int
     return found
 
 
-async def metric(port: int, name: str) -> float:
-    """Return a number that the server tells of itself."""
-    client = Client(port)
-    text = (await client.ask("", "/metrics")).body.decode()
-    client.close()
-    return float(re.findall(rf"^lightning_gnn_dist_{name} (\S+)$", text, re.MULTILINE)[0])
+def _of_server(file: str) -> list[str]:
+    """Return the words of a file that Linux keeps of the server's process, without its name."""
+    (server,) = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return Path(f"/proc/{server}/{file}").read_text().rpartition(")")[2].split()
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds that the server has taken."""
+    return sum(map(int, _of_server("stat")[11:13])) / os.sysconf("SC_CLK_TCK")
 
 
 async def answers_to(port: int, bodies: Sequence[str]) -> list[Any]:
@@ -173,7 +176,7 @@ async def burst(port: int, body: str, count: int) -> Counter[int]:
 
 async def at_rate(port: int, bodies: Sequence[str], rate: int, seconds: float) -> tuple[float, list[Answer], float]:
     """Ask so often; return the answers in a second, the answers, and the CPU seconds that the server took."""
-    cpu, begin, free = await metric(port, "cpu_seconds_total"), time.perf_counter(), list[Client]()
+    cpu, begin, free = cpu_seconds(), time.perf_counter(), list[Client]()
 
     async def one(number: int) -> Answer:
         await asyncio.sleep(max(0.0, begin + number / rate - time.perf_counter()))
@@ -186,15 +189,15 @@ async def at_rate(port: int, bodies: Sequence[str], rate: int, seconds: float) -
     took = time.perf_counter() - begin
     for client in free:
         client.close()
-    return len(answers) / took, answers, await metric(port, "cpu_seconds_total") - cpu
+    return len(answers) / took, answers, cpu_seconds() - cpu
 
 
 async def measure(port: int, num_nodes: int, count: int) -> None:
     """Print all figures."""
     bodies = requests(num_nodes, DIFFERENT)
-    client, cpu = Client(port), await metric(port, "cpu_seconds_total")
+    client, cpu = Client(port), cpu_seconds()
     first = [1000 * (await client.ask(body)).seconds for body in bodies[:50]]
-    cpu = await metric(port, "cpu_seconds_total") - cpu
+    cpu = cpu_seconds() - cpu
     client.close()
     alone = f"first {first[0]:.1f} ms, median {statistics.median(first):.1f} ms, most {max(first):.1f} ms"
     print(f"one request, alone: {alone}, CPU {1000 * cpu / len(first):.2f} ms each")
@@ -209,20 +212,20 @@ async def measure(port: int, num_nodes: int, count: int) -> None:
         print(f"{RATE} requests a second, run {run + 1}: {rate:.0f} answers a second, {of_each}")
     print(f"median of {RUNS} runs: {statistics.median(rates):.0f} answers a second")
     for part in range(2):
-        cpu, begin, memory = await metric(port, "cpu_seconds_total"), time.perf_counter(), await _megabytes(port)
+        cpu, begin, memory = cpu_seconds(), time.perf_counter(), _megabytes()
         found = await load(port, bodies, known, count)
-        took, cpu = time.perf_counter() - begin, await metric(port, "cpu_seconds_total") - cpu
+        took, cpu = time.perf_counter() - begin, cpu_seconds() - cpu
         print(
             f"load {part + 1}: {count} requests of {CLIENTS} clients in {took:.0f} s, {count / took:.0f} a second, CPU "
             f"{1000 * cpu / count:.2f} ms each: {dict(found.statuses)}, {found.left} left by their clients, "
             f"{found.wrong} wrong, numbers differ by {found.difference:.1e}; memory {memory:.0f} -> "
-            f"{await _megabytes(port):.0f} MB"
+            f"{_megabytes():.0f} MB"
         )
     print(f"a burst of {BURST}: {dict(await burst(port, bodies[0], BURST))}")
 
 
-async def _megabytes(port: int) -> float:
-    return await metric(port, "resident_bytes") / 1e6
+def _megabytes() -> float:
+    return int(_of_server("statm")[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
 
 def make(folder: Path, num_nodes: int, num_edges: int) -> None:

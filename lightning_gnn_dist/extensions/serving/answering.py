@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import in_type
 from lightning_gnn_dist.checks import check_instance, shown
@@ -99,36 +98,28 @@ class Answerer:
 
     def rows(self, asked: Sequence[Question]) -> list[NDArray[Any]]:
         """Return the rows that each request asks for."""
+        counts, groups = [len(of.nodes) for of in asked], [asked]
+        if sum(counts) > self.nodes_at_once:
+            groups = [[of._replace(nodes=some)] for of in asked for some in of.nodes.split(self.nodes_at_once)]
         with torch.inference_mode(), self._trainer.precision_plugin.forward_context():
-            found = np.concatenate([self._at_once(piece) for piece in pieces(asked, self.nodes_at_once)])
-        return np.split(found, np.cumsum([len(of.nodes) for of in asked])[:-1])
+            found = np.concatenate([self._at_once(group) for group in groups])
+        return np.split(found, np.cumsum(counts)[:-1])
 
     def _at_once(self, asked: Sequence[Question]) -> NDArray[Any]:
         graph = ExtendedGraph(self._graph, self._graph.types.seed_type(), asked, self._most_new)
         batch = for_layers(graph.batch(self._sampler, self._widen), self._data.sampler.num_hops)
         batch = in_type(batch, type_of_model(self._trainer))
-        return rows_of(self._step(batch), sum(len(of.nodes) for of in asked))
-
-    def _step(self, batch: Any) -> Any:
         step = self._model.predict_step
         more = (0,) if is_param_in_hook_signature(step, "batch_idx", min_args=2) else ()
-        return step(self._on_device(batch), *more)
+        return rows_of(step(self._on_device(batch), *more), sum(len(of.nodes) for of in asked))
 
     def _on_device(self, batch: Any) -> Any:
         """Bring a batch to the model's device, by the hooks of the data module or of the model."""
-        device = self._model.device
-        for name, more in (
-            ("on_before_batch_transfer", (0,)),
-            ("transfer_batch_to_device", (device, 0)),
-            ("on_after_batch_transfer", (0,)),
-        ):
+        for name in ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"):
             owner = self._data if is_overridden(name, self._data) else self._model
+            more = (self._model.device, 0) if name == "transfer_batch_to_device" else (0,)
             batch = getattr(owner, name)(batch, *more)
         return batch
-
-
-NODES_AT_ONCE = 64  # that are answered by one call of the model, so that a large request keeps others waiting less
-EDGES_AT_ONCE = 1 << 24  # that these may have at most, so that nodes with very many neighbours fit into memory
 
 
 def check_ids_of_new(graph: Graph, most_new: int) -> None:
@@ -147,26 +138,6 @@ def limited(sampler: Sampler, most: int) -> ServedSampler:
     if not isinstance(sampler, NeighborSampler | TemporalSampler):
         raise TypeError(f"serve draws by NeighborSampler or TemporalSampler, got {shown(sampler)}: choose one of them.")
     given = sampler.num_neighbors
-
-    def at_most(numbers: Sequence[int]) -> list[int]:
-        return [most if number < 0 else number for number in numbers]
-
-    if isinstance(given, Mapping):
-        return replace(sampler, num_neighbors={kind: at_most(numbers) for kind, numbers in given.items()})
-    return replace(sampler, num_neighbors=at_most(given))
-
-
-def pieces(asked: Sequence[Question], most_nodes: int) -> Iterator[list[Question]]:
-    """Yield requests, or parts of them, that are answered at once."""
-    piece, left = list[Question](), most_nodes
-    for question in asked:
-        nodes: Tensor = question.nodes
-        while len(nodes):
-            some, nodes = nodes[:left], nodes[left:]
-            piece.append(question._replace(nodes=some))
-            left -= len(some)
-            if not left:
-                yield piece
-                piece, left = [], most_nodes
-    if piece:
-        yield piece
+    of_kinds = given if isinstance(given, Mapping) else {None: given}
+    numbers = {kind: [most if number < 0 else number for number in of] for kind, of in of_kinds.items()}
+    return replace(sampler, num_neighbors=numbers if isinstance(given, Mapping) else numbers[None])

@@ -1,4 +1,4 @@
-"""The server's answers by HTTP: ``POST /predict`` with JSON, ``GET /health`` and ``GET /metrics``.
+"""The server's answers by HTTP: ``POST /predict`` with JSON, and ``GET /health``.
 
 request -> waits, or is refused where too many do -> answered with others in one thread -> its row, or too late
 
@@ -12,29 +12,25 @@ import json
 import logging
 import signal
 import socket
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.extensions.serving.answering import Answerer
-from lightning_gnn_dist.extensions.serving.metrics import Metrics
 from lightning_gnn_dist.extensions.serving.question import Limits, Question, RefusedError
 
 log = logging.getLogger(__name__)
-TEXT = "text/plain; version=0.0.4"
 RETRY_AFTER = {"Retry-After": "1"}  # seconds
 MOST_CONNECTIONS = 1024
 _BACKLOG = 1024
@@ -42,8 +38,7 @@ _BACKLOG = 1024
 Answer = Callable[[Sequence[Question]], Sequence[bytes]]  # of each request, as it is sent
 
 
-@dataclass(frozen=True, eq=False)
-class _Entry:
+class _Entry(NamedTuple):
     question: Question
     answer: asyncio.Future[bytes]
 
@@ -55,11 +50,10 @@ class Waiting:
         answer: Answers requests, in a thread.
         limits: How many may wait, and how long.
         most_nodes: Requests are answered together as long as they ask for no more nodes; a larger one is alone.
-        answered: Called with how many requests are answered together, each time.
     """
 
-    def __init__(self, answer: Answer, limits: Limits, most_nodes: int, answered: Callable[[int], None]) -> None:
-        self._answer, self._limits, self._most_nodes, self._answered = answer, limits, most_nodes, answered
+    def __init__(self, answer: Answer, limits: Limits, most_nodes: int) -> None:
+        self._answer, self._limits, self._most_nodes = answer, limits, most_nodes
         self._line, self._came = deque[_Entry](), asyncio.Event()
 
     def __len__(self) -> int:
@@ -90,12 +84,10 @@ class Waiting:
                 taken = self._taken()
                 if not self._line:
                     self._came.clear()
-                if not taken:
-                    continue
-                self._answered(len(taken))
-                found = await loop.run_in_executor(thread, self._answers, [entry.question for entry in taken])
-                for entry, answer in zip(taken, found, strict=True):
-                    _tell(entry.answer, answer)
+                found = await loop.run_in_executor(thread, self._answers, [question for question, _ in taken])
+                for (_, future), answer in zip(taken, found, strict=True):
+                    if not future.done():  # somebody waits still
+                        future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
 
     def _taken(self) -> list[_Entry]:
         """Take the first requests, as many as are answered together."""
@@ -115,15 +107,6 @@ class Waiting:
         return [answer for question in questions for answer in self._answers([question])]
 
 
-def _tell(future: asyncio.Future[bytes], answer: bytes | Exception) -> None:
-    if future.done():  # nobody waits any more
-        return
-    if isinstance(answer, Exception):
-        future.set_exception(answer)
-    else:
-        future.set_result(answer)
-
-
 class Service:
     """The application.
 
@@ -134,16 +117,11 @@ class Service:
 
     def __init__(self, answerer: Answerer, limits: Limits) -> None:
         self._answerer, self._limits = answerer, limits
-        self._metrics = Metrics()
-        self._waiting = Waiting(self._answers, limits, answerer.nodes_at_once, self._metrics.together.add)
+        self._waiting = Waiting(self._answers, limits, answerer.nodes_at_once)
 
     def app(self) -> Starlette:
         """Return what a server of ASGI runs."""
-        routes = [
-            Route("/predict", self._predict, methods=["POST"]),
-            Route("/health", self._health),
-            Route("/metrics", self._tell_metrics),
-        ]
+        routes = [Route("/predict", self._predict, methods=["POST"]), Route("/health", self._health)]
         refused = {HTTPException: _refuse_address}
         return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=refused)
 
@@ -156,25 +134,12 @@ class Service:
             await answering
 
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ready", **self._answerer.about})
-
-    async def _tell_metrics(self, request: Request) -> Response:
-        return PlainTextResponse(self._metrics.text(len(self._waiting)), media_type=TEXT)
+        return JSONResponse({"status": "ready", "waiting": len(self._waiting), **self._answerer.about})
 
     async def _predict(self, request: Request) -> Response:
-        begin = time.perf_counter()
-        response = await self._response(request)
-        self._metrics.answers[response.status_code] += 1
-        if response.status_code == 200:
-            self._metrics.seconds.add(time.perf_counter() - begin)
-        return response
-
-    async def _response(self, request: Request) -> Response:
         try:
             question = self._answerer.form.read(_parsed(await self._body(request)))
-            answer = await self._waiting.ask(question)
-            self._metrics.nodes += len(question.nodes)
-            return Response(answer, media_type="application/json")
+            return Response(await self._waiting.ask(question), media_type="application/json")
         except RefusedError as error:
             return _refusal(error.status, str(error), RETRY_AFTER if error.status == 503 else None)
         except Exception:  # of the model: others go on
@@ -214,7 +179,7 @@ async def _refuse_address(request: Request, error: Exception) -> Response:
     """Say what is answered where a request has another path or method."""
     assert isinstance(error, HTTPException)
     asked = f"{request.method} {request.url.path}"
-    sentence = f"Ask by POST /predict, GET /health or GET /metrics, got {shown(asked)}."
+    sentence = f"Ask by POST /predict or GET /health, got {shown(asked)}."
     return _refusal(error.status_code, sentence, error.headers)
 
 
