@@ -1,4 +1,4 @@
-"""A training step of PyG's ready-made models: on a whole batch, with ``on_blocks``, and with blocks by hand.
+"""A training step of PyG's ready-made models: on a whole batch, with ``layers_of``, and with blocks by hand.
 
     python benchmarks/ready_made.py                     # 1M nodes, 20M edges: 3 GB of memory, two minutes
     python benchmarks/ready_made.py --num-nodes 100000 --num-edges 2000000
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from harness import machine
@@ -18,12 +19,23 @@ from torch import Tensor
 from torch_geometric.nn import GAT, GCN, GIN, GraphSAGE
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
+from lightning_gnn_dist import layers_of, through_layers
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.extensions.ready_made.layers import on_blocks
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+
+
+class InLayers(torch.nn.Module):
+    """A model by its layers."""
+
+    def __init__(self, gnn: BasicGNN) -> None:
+        super().__init__()
+        self.gnn = gnn
+
+    def layers(self) -> list[Any]:
+        return layers_of(self.gnn)
 
 
 def by_hand(gnn: BasicGNN, batch: SampledData) -> Tensor:
@@ -66,7 +78,7 @@ def main() -> None:
         gnn = kind(128, 256, 2, 32)
         ways = {
             "whole batch": lambda gnn=gnn: gnn(batch.x, batch.edge_index),
-            "on_blocks": lambda gnn=gnn: on_blocks(gnn, batch),
+            "layers_of": lambda gnn=gnn: through_layers(InLayers(gnn), batch),
             "by hand": lambda gnn=gnn: (gcn_by_hand if isinstance(gnn, GCN) else by_hand)(gnn, batch),
         }
         times: dict[str, list[float]] = {name: [] for name in ways}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 _CHANGED = "make another graph of the changed data, Graph.from_pyg(data), or prepare it again"
 GONE: dict[str, str] = {
+    "on_blocks": "define layers(), return layers_of(self.gnn), and let forward() return through_layers(self, batch)",
     "NeighborSampler.shared": "leave it out: batches and steps take as long without",
     "PageRankSampler": "take ShadowSampler or NeighborSampler",
     **dict.fromkeys((f"{name}Strategy.overlap" for name in ("LLCG", "LocalSGD", "TMA")), "pass reducer=Overlapped()"),

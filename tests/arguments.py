@@ -342,7 +342,6 @@ def _of_functions(world: World) -> Calls:
         "inductive_graph": lambda: {"graph": graph},
         "best_links": lambda: {"trainer": trainer, "model": model, "split": world.split, "score": "dot"},
         "layers_of": lambda: {"gnn": GCN(4, 4, 2)},
-        "on_blocks": lambda: {"gnn": GCN(2, 4, 2), "batch": Data(torch.ones(3, 2), torch.tensor([[0, 1], [1, 2]]))},
         "predict_by_layer": lambda: {"trainer": trainer, "model": model, "graph": graph, "path": world.new(".npy")},
         "prepare_graph": lambda: {"source": arrays, "out": world.new()},
         "quantize_rows": lambda: {"x": torch.ones(3, 2)},

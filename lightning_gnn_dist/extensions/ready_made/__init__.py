@@ -1,7 +1,6 @@
 """PyG's ready-made models, run layer by layer: ``GraphSAGE``, ``GCN``, ``GIN``, ``GAT``, ``PNA`` and ``EdgeCNN``.
 
-    layers_of(gnn)           a module's ``layers()``, in one line
-    on_blocks(gnn, batch)    a training step on what the seeds need alone
+    layers_of(gnn)           a module's ``layers()``, in one line: a step on what the seeds need alone
 
 layers.py  a ``Layer`` for each of theirs; that of GCN also ``Prepares``, as it divides by the degrees of a whole graph
 found.py   the one such model of a module without ``layers()``, as ``ModelLayers``: it answers with rows that are ready

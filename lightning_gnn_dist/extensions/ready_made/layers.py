@@ -29,10 +29,9 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from torch_geometric.utils import scatter
 
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.one_hop import OfPart
 from lightning_gnn_dist.checks import check_instance, check_word, shown
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
-from lightning_gnn_dist.layers.through_layers import Layer, through_layers
+from lightning_gnn_dist.layers.through_layers import Layer
 from lightning_gnn_dist.sampling.block import Block
 
 _DEGREE, _LOOPS = "gcn_degree", "_loops"
@@ -310,51 +309,3 @@ def _mixes_rows(norm: nn.Module) -> bool:
 @cache
 def _takes_batch(kind: Any) -> bool:
     return "batch" in inspect.signature(kind.forward).parameters
-
-
-def on_blocks(gnn: BasicGNN, batch: Data, *, edge_weight: str | None = None, edge_attr: str | None = None) -> Tensor:
-    """Run one of PyG's ready-made models on a batch, and return a row for each seed.
-
-        class Net(pl.LightningModule):
-            def forward(self, batch):
-                return on_blocks(self.gnn, batch)  # in the place of self.gnn(batch.x, batch.edge_index)
-
-    The rows are those of ``gnn(batch.x, batch.edge_index)[: batch.batch_size]``, computed on ``batch.blocks``, which
-    leave out what no seed needs. In training two things differ, as with :func:`layers_of`: a ``BatchNorm`` sees the
-    rows that are needed, and dropout draws other numbers. A module that defines ``layers`` has the same speed, and is
-    also evaluated and predicted layer by layer.
-
-    Args:
-        gnn: ``GraphSAGE``, ``GCN``, ``GIN``, ``GAT``, ``PNA`` or ``EdgeCNN``.
-        batch: A batch of any sampler or loader, or a whole graph as ``Data``.
-        edge_weight: Name of the batch's array that ``gnn`` takes as ``edge_weight``. Default: none.
-        edge_attr: Name of the batch's array that ``gnn`` takes as ``edge_attr``. Default: none.
-    """
-    layers = layers_of(gnn, edge_weight=edge_weight, edge_attr=edge_attr)
-    check_instance("batch", batch, Data, "a batch of a loader, or a torch_geometric.data.Data")
-    if not isinstance(batch, OfPart):  # its layers check the edges of the part
-        _check_edges(batch, edge_weight=edge_weight, edge_attr=edge_attr)
-    rows: Tensor = through_layers(_Layered(gnn, layers), batch)
-    return rows
-
-
-def _check_edges(batch: Data, **names: str | None) -> None:
-    for argument, name in names.items():
-        rows = None if name is None else batch.get(name)
-        if name is not None and (not isinstance(rows, Tensor) or not rows.dim() or len(rows) != batch.num_edges):
-            raise ValueError(
-                f"{argument} must name an array of the batch with a row for each of its {batch.num_edges} edges, got "
-                f"{shown(name)}."
-            )
-
-
-class _Layered(nn.Module):
-    """A model with its layers as the method that :func:`through_layers` asks for."""
-
-    def __init__(self, gnn: BasicGNN, known: list[Layer]) -> None:
-        super().__init__()
-        self.gnn, self._known = gnn, known
-        self.training = gnn.training
-
-    def layers(self) -> list[Layer]:
-        return self._known

@@ -12,12 +12,11 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor, nn
 from torch_geometric.nn import GCN, GIN, GraphSAGE
 
-from lightning_gnn_dist import Evaluation, Graph, NeighborSampler, PartitionedDataModule
+from lightning_gnn_dist import Evaluation, Graph, PartitionedDataModule
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
-from lightning_gnn_dist.extensions.ready_made.layers import on_blocks
 from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.data_fitting import trainer
-from tests.layers.models import MODELS, NUM_CLASSES, Judged, Ready, Sage, graph_of, uneven_data, whole_rows
+from tests.layers.models import MODELS, NUM_CLASSES, Ready, Sage, graph_of, uneven_data, whole_rows
 from tests.layers.test_lightning import (
     DATA,
     TESTED,
@@ -32,7 +31,6 @@ from tests.layers.test_lightning import (
 )
 from tests.layers.test_ranks import OWN, SLOW, check_fits, check_models, evaluate, fits
 from tests.layers.test_ranks import check as check_ranks
-from tests.layers.test_sight import sparse_data
 from tests.ranks import run_ranks
 
 
@@ -296,28 +294,6 @@ def test_narrow_features_are_widened(dtype, kind, tmp_path):
         x = data.x.float() * data.x_scale.view(-1, 1)
     expected = module.eval().whole(x, DATA.edge_index).detach()
     assert torch.allclose(torch.stack([rows[node] for node in TESTED]), expected[TESTED], atol=1e-5)
-
-
-class OnBlocks(Judged):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.gnn = GCN(sparse_data().num_features, 8, 2, NUM_CLASSES)
-        self.double()
-
-    def forward(self, batch: Any) -> Tensor:
-        return on_blocks(self.gnn, batch)
-
-    def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.gnn(x, edge_index)
-
-
-def test_a_model_on_blocks_counts_the_degrees_of_all_edges() -> None:
-    module, data = OnBlocks(), sparse_data()
-    batches = PartitionedDataModule(
-        graph_of(data), sampler=NeighborSampler([3, 3]), batch_size=5, evaluation=Evaluation(batch_size=5)
-    )
-    check(rows_of_test(module, batches), whole_rows(module, data), data.test_mask.nonzero().view(-1).tolist())
 
 
 # Models of PyG's are evaluated by ranks as one process evaluates them on the whole graph.

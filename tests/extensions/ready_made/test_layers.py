@@ -19,7 +19,6 @@ from torch_geometric.nn import GAT, GCN, GIN, PNA, EdgeCNN, GATConv, GraphSAGE, 
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler, layers_of, through_layers
-from lightning_gnn_dist.extensions.ready_made.layers import on_blocks
 from lightning_gnn_dist.layers.through_layers import whole_graph_arrays
 from tests.layers.test_through_layers import NUM_NODES, SEEDS, batch_of
 
@@ -111,17 +110,15 @@ def test_layers_compute_what_the_model_computes(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_blocks_is_the_call_of_the_model(kind: str) -> None:
+def test_gradients_on_blocks_are_those_of_the_model(kind: str) -> None:
     net = net_of(kind, 2, norm=None, dropout=0.0).train()
     batch = batch_of(NeighborSampler([3, 3]), GRAPH)
-    found, expected = on_blocks(net.gnn, batch, **net.edges), net.by_pyg(batch)[:6]
-    torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+    found, expected = net(batch), net.by_pyg(batch)[:6]
     gradients = [
         torch.autograd.grad(rows.square().sum(), list(net.parameters()), allow_unused=True)
         for rows in (found, expected)
     ]
     torch.testing.assert_close(*gradients, atol=1e-9, rtol=0)
-    torch.testing.assert_close(on_blocks(net.gnn, DATA, **net.edges), net.by_pyg(DATA), atol=1e-9, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["sage", "gcn-weighted", "gin", "gat", "pna", "edge-cnn"])
@@ -169,13 +166,6 @@ def test_what_layers_cannot_compute_is_refused() -> None:
         layers_of(GCN(6, 8, 2, aggr="max"))
     with pytest.raises(ValueError, match=r"flow='target_to_source'"):
         layers_of(GraphSAGE(6, 8, 2, flow="target_to_source"))
-
-
-def test_on_blocks_takes_arrays_of_the_batch_s_edges() -> None:
-    batch = batch_of(NeighborSampler([3, 3]), GRAPH)
-    for name in ("x", "weights"):
-        with pytest.raises(ValueError, match=f"edge_weight must name an array of the batch .* edges, got '{name}'"):
-            on_blocks(GCN(6, 8, 2), batch, edge_weight=name)
 
 
 @pytest.mark.parametrize("norm", ["graph_norm", "layer_norm", "pair_norm"])
