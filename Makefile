@@ -21,7 +21,7 @@ demo: $(PACKAGE)
 	$(BIN)/lightning-gnn-dist demo
 
 # Some thousand processes import the package: each would compile it anew where the environment forbids to keep that.
-demo test test-slow test-pretend test-oldest: export PYTHONDONTWRITEBYTECODE =
+demo test test-slow test-pretend test-oldest wheel: export PYTHONDONTWRITEBYTECODE =
 
 # Three at a time on two cores, as tests of several ranks wait for each other: two take a fifth longer.
 test: $(READY)

@@ -31,8 +31,7 @@ from typing import Any
 
 from tests.ranks import CONTEXT
 
-IMPORTS = ["lightning.pytorch.cli", "lightning_gnn_dist.cli.main", "lightning_gnn_dist.cli.train"]
-IMPORTS += ["torch.distributed.run"]
+IMPORTS = ["lightning_gnn_dist.cli.main", "torch.distributed.run"]  # beside what the ranks' server has
 RANKS = ["RANK", "LOCAL_RANK"]  # what Lightning reads when it is imported
 
 # Run by the program with no import but those of builtin modules and `socket`: in some milliseconds.

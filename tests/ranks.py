@@ -59,7 +59,7 @@ PRELOAD = ["tests.no_garbage", "lightning.pytorch", "torch_geometric.nn", "torch
 PRELOAD += ["jsonargparse"]  # a warning filter names one of its classes
 PRELOAD += ["torch.distributed.algorithms.ddp_comm_hooks", "torch.utils.serialization.config"]
 PRELOAD += ["fsspec.implementations.chained", "tests.every_strategy", "tests.boundary.models"]
-PRELOAD += ["tests.ranks", "tests.warm"]
+PRELOAD += ["lightning.pytorch.cli", "lightning_gnn_dist.cli.train", "tests.ranks", "tests.warm"]
 # Importing torch_geometric can start CUDA's driver, and no fork of a process that has done so can use a GPU.
 IS_PRETENDED = find_spec("pretend") is not None
 HAS_GPU = torch.cuda.device_count() > 0 and not IS_PRETENDED

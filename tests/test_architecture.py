@@ -102,7 +102,7 @@ def no_module_imports_itself_through_others(package: Path) -> Iterator[str]:
 def one_folder_talks_to_torch_distributed(package: Path) -> Iterator[str]:
     for path in modules(package):
         names = [f"{module}.{name}" if name else module for module, name in imports(path)]
-        names += [ast.unparse(node) for node in ast.walk(tree(path)) if isinstance(node, ast.Attribute)]
+        names += ["torch.distributed" for node in nodes(path) if is_torch_distributed(node)]
         if part(path, package) not in TALKS and any(f"{name}.".startswith("torch.distributed.") for name in names):
             yield f"{path.name} uses torch.distributed: that is what wire is for"
 
@@ -111,7 +111,7 @@ def nobody_prints(package: Path) -> Iterator[str]:
     for path in modules(package):
         if part(path, package) == PRINTS or (part(path, package) == "extensions" and path.name == COMMAND):
             continue
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
                 yield f"{path.name}:{node.lineno} prints: log, or let {PRINTS} do it"
 
@@ -130,7 +130,7 @@ def every_module_says_what_it_is(package: Path) -> Iterator[str]:
 
 def functions_stay_small(package: Path) -> Iterator[str]:
     for path in modules(package):
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = (node.end_lineno or node.lineno) - node.lineno + 1
                 if lines > MAX_FUNCTION_LINES:
@@ -139,7 +139,7 @@ def functions_stay_small(package: Path) -> Iterator[str]:
 
 def constructors_take_few_arguments(package: Path) -> Iterator[str]:
     for path in modules(package):
-        for node in ast.walk(tree(path)):
+        for node in nodes(path):
             if isinstance(node, ast.ClassDef) and (count := num_arguments(node)) > MAX_ARGUMENTS:
                 too_many = f"{path.name}: {node.name} takes {count} arguments, more than {MAX_ARGUMENTS}"
                 yield f"{too_many}: make one value of what belongs together"
@@ -183,9 +183,18 @@ def num_arguments(node: ast.ClassDef) -> int:
     return count
 
 
+def is_torch_distributed(node: ast.AST) -> bool:
+    return isinstance(node, ast.Attribute) and (node.attr, getattr(node.value, "id", "")) == ("distributed", "torch")
+
+
 @cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree(path)))
 
 
 @cache
@@ -195,10 +204,10 @@ def imports(path: Path, at_run_time: bool = False) -> list[tuple[str, str]]:
     At run time those under ``if TYPE_CHECKING`` do not count.
     """
     found: list[tuple[str, str]] = []
-    blocks = [node for node in ast.walk(tree(path)) if isinstance(node, ast.If)] if at_run_time else []
+    blocks = [node for node in nodes(path) if isinstance(node, ast.If)] if at_run_time else []
     of_types = [each for node in blocks if ast.unparse(node.test) == "TYPE_CHECKING" for each in node.body]
     skipped = {id(node) for each in of_types for node in ast.walk(each)}
-    for node in ast.walk(tree(path)):
+    for node in nodes(path):
         if id(node) in skipped:
             continue
         if isinstance(node, ast.Import):
@@ -261,7 +270,7 @@ def closure_of(starts: Iterable[Path], package: Path) -> set[Path]:
 def code_lines(path: Path) -> int:
     """Lines without blanks, comments and docstrings."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    texts = [node.body[0] for node in ast.walk(tree(path)) if isinstance(node, documented) and ast.get_docstring(node)]
+    texts = [node.body[0] for node in nodes(path) if isinstance(node, documented) and ast.get_docstring(node)]
     skipped = {number for text in texts for number in range(text.lineno, (text.end_lineno or text.lineno) + 1)}
     lines = enumerate(path.read_text().splitlines(), 1)
     return sum(

@@ -111,8 +111,8 @@ def test_some_combinations_are_as_the_tables_say() -> None:
 
 
 @pytest.mark.slow
-def test_a_tenth_of_all_combinations_are_as_the_tables_say() -> None:
-    for cell, said in try_out(CELLS[::10], timeout=1800).items():  # the command above tries all
+def test_a_twentieth_of_all_combinations_is_as_the_tables_say() -> None:
+    for cell, said in try_out(CELLS[::20], timeout=1800).items():  # the command above tries all
         assert said == SAID[cell], f"{cell}: {WAY_OUT}"
 
 

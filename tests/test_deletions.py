@@ -68,7 +68,7 @@ def without(names: list[str], folder: Path) -> set[str]:
     Modules of other extensions that import what went go with it.
     """
     package = folder / "lightning_gnn_dist"
-    shutil.copytree(ROOT / "lightning_gnn_dist", package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "lightning_gnn_dist", package)  # with what Python keeps of the modules that stay as they are
     gone, ahead = set(), [f"lightning_gnn_dist.extensions.{name}." for name in names]
     for name in names:
         shutil.rmtree(package / "extensions" / name)

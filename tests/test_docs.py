@@ -18,11 +18,9 @@ from lightning_gnn_dist.gone import GONE
 from tests.pages import PAGES, ROOT, TUTORIALS, blocks, run_commands, write_files
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(folder: Path) -> Path:
     """The site as ``make docs`` builds it, from any directory."""
     pytest.importorskip("mkdocs", reason="MkDocs is not installed: pip install lightning-gnn-dist[docs]")
-    folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(ROOT / "mkdocs.yml")]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(
@@ -32,8 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
-def test_the_site_has_every_page_and_every_public_name(site: Path) -> None:
+def the_site_has_every_page_and_every_public_name(site: Path) -> None:
     pages = {page.relative_to(ROOT / "docs").with_suffix(".html") for page in PAGES[1:]} | {Path("index.html")}
     assert pages <= {path.relative_to(site) for path in site.rglob("*.html")}
     assert {f"{path.stem}{kind}" for path in TUTORIALS for kind in (".html", ".ipynb")} <= set(os.listdir(site))
@@ -45,8 +42,7 @@ def test_the_site_has_every_page_and_every_public_name(site: Path) -> None:
     assert 'href="#lightning_gnn_dist.engine.sample.Sample"' in api  # of what is imported from its module, too
 
 
-@pytest.mark.slow
-def test_docstrings_are_readable_and_wide_formulas_scroll(site: Path) -> None:
+def docstrings_are_readable_and_wide_formulas_scroll(site: Path) -> None:
     api = (site / "api.html").read_text()
     assert not re.findall(r":(?:class|meth|func|mod|attr|math):|\.\. math", api)
     assert re.search(r"^\.wide {\s+overflow-x: auto;", (site / "assets" / "site.css").read_text(), re.MULTILINE)
@@ -55,8 +51,7 @@ def test_docstrings_are_readable_and_wide_formulas_scroll(site: Path) -> None:
     assert wide and all(wide)
 
 
-@pytest.mark.slow
-def test_measurements_are_pages_of_their_own(site: Path) -> None:
+def measurements_are_pages_of_their_own(site: Path) -> None:
     choosing = (site / "choosing.html").read_text()
     for path in sorted((ROOT / "benchmarks").glob("*.md")):
         page = (site / "benchmarks" / f"{path.stem}.html").read_text()
@@ -64,21 +59,18 @@ def test_measurements_are_pages_of_their_own(site: Path) -> None:
         assert f'href="benchmarks/{path.stem}.html"' in choosing.partition('id="all-measurements"')[2]
 
 
-@pytest.mark.slow
-def test_files_that_pages_name_are_there(site: Path) -> None:
+def files_that_pages_name_are_there(site: Path) -> None:
     assert (site / "examples" / "relational.py").read_text() == (ROOT / "examples" / "relational.py").read_text()
     assert not list(site.glob("hooks.py")) and not (site / "docs").exists()
 
 
-@pytest.mark.slow
-def test_old_names_are_those_that_the_package_answers(site: Path) -> None:
+def old_names_are_those_that_the_package_answers(site: Path) -> None:
     page = html.unescape((site / "old-names.html").read_text())
     rows = re.findall(r"<td><code>(.*?)</code></td>\s*<td>(.*?)</td>", page)
     assert dict(rows) == GONE
 
 
-@pytest.mark.slow
-def test_copied_commands_have_no_prompts(site: Path) -> None:
+def copied_commands_have_no_prompts(site: Path) -> None:
     pages = "".join(path.read_text() for path in site.rglob("*.html"))
     copied = [
         html.unescape(text) for text in re.findall(r'<div class="language-console highlight" data-copy="(.*?)">', pages)
@@ -89,14 +81,28 @@ def test_copied_commands_have_no_prompts(site: Path) -> None:
     assert any(re.match(r"torchrun --nnodes 2 .*\\\n +-m lightning_gnn_dist", text) for text in copied)
 
 
-@pytest.mark.slow
-def test_pages_from_a_disk_are_searched_and_need_no_network(site: Path) -> None:
+def pages_from_a_disk_are_searched_and_need_no_network(site: Path) -> None:
     assert (site / "search" / "search_index.js").read_text().startswith("var __index = ")
     assert '<script src="assets/iframe-worker.js">' in (site / "index.html").read_text()
     assert (site / "assets" / "iframe-worker.js").is_file()
     for path in site.rglob("*.html"):
         assert not re.findall(r'<(?:script|img|iframe)[^>]*src="(?:https?:)?//', path.read_text()), path.name
         assert not re.findall(r'<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="(?:https?:)?//', path.read_text())
+
+
+@pytest.mark.slow
+def test_the_site(tmp_path: Path) -> None:
+    site = built(tmp_path)
+    for check in (
+        the_site_has_every_page_and_every_public_name,
+        docstrings_are_readable_and_wide_formulas_scroll,
+        measurements_are_pages_of_their_own,
+        files_that_pages_name_are_there,
+        old_names_are_those_that_the_package_answers,
+        copied_commands_have_no_prompts,
+        pages_from_a_disk_are_searched_and_need_no_network,
+    ):
+        check(site)
 
 
 def test_every_script_that_measures_is_listed() -> None:

@@ -2,12 +2,12 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.pages import ROOT, blocks
+from tests.python_server import fast_python
 
 FIT = """
 import lightning.pytorch as pl
@@ -35,6 +35,6 @@ def test_a_boundary_and_a_sampler_come_from_another_package(tmp_path: Path) -> N
         (block,) = blocks("python", "extending", section)
         (package / f"{name}.py").write_text(block.code.partition("\n\n\ndata = ")[0] + "\n")
     (tmp_path / "fits.py").write_text(FIT)
-    command, found = [sys.executable, "-W", "ignore", "fits.py"], os.environ | {"PYTHONPATH": str(ROOT)}
+    command, found = [fast_python(), "fits.py"], os.environ | {"PYTHONPATH": str(ROOT)}
     run = subprocess.run(command, cwd=tmp_path, env=found, capture_output=True, text=True, timeout=300)
     assert run.returncode == 0 and "trained" in run.stdout, run.stderr[-3000:]

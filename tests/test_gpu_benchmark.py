@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 
+from tests.python_server import fast_python
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 PARTS = ("machine", "draws", "steps", "epochs", "batches", "waits", "compiling", "others")
 
 
-def benchmark(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(BENCHMARKS / "gpu.py"), *map(str, arguments)]
+def benchmark(*arguments: object, python: str = sys.executable, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [python, str(BENCHMARKS / "gpu.py"), *map(str, arguments)]
     more = os.environ | {"OMP_NUM_THREADS": "1"} | environment
     return subprocess.run(command, env=more, capture_output=True, text=True, timeout=850, check=False)
 
 
 def test_without_a_device_it_says_what_is_missing(tmp_path: Path) -> None:
-    done = benchmark(tmp_path / "out", CUDA_VISIBLE_DEVICES="", PRETEND_CUDA="")
+    done = benchmark(tmp_path / "out", python=fast_python(), CUDA_VISIBLE_DEVICES="", PRETEND_CUDA="")
     assert done.returncode == 1 and not (tmp_path / "out").exists()
     assert done.stderr.startswith("No CUDA device: torch ") and done.stderr.count("\n") == 1
 

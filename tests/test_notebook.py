@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.test_nothing_stays import MARK, ROOT, wait_until_none
+from tests.test_nothing_stays import ROOT, wait_until_none
 
 pytestmark = pytest.mark.slow
 SECONDS = 300.0
@@ -84,12 +84,18 @@ def add_output(outputs: list[dict[str, Any]], kind: str, content: dict[str, Any]
 class Session:
     """A kernel, and a way to run cells in it."""
 
-    def __init__(self, folder: Path, mark: str) -> None:
+    def __init__(self, folder: Path, python: str = "") -> None:
         manager = pytest.importorskip("jupyter_client.manager", reason="needs jupyter_client and ipykernel")
         path = f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-        environment = os.environ | {MARK: mark, "PYTHONPATH": path, "TMPDIR": str(folder)}
+        environment = os.environ | {"PYTHONPATH": path, "TMPDIR": str(folder)}
         environment.pop("OMP_NUM_THREADS", None)  # as users have it: threads here, and for each rank its share of cores
-        self.manager, self.client = manager.start_new_kernel(kernel_name="python3", cwd=str(folder), env=environment)
+        self.manager = manager.KernelManager(kernel_name="python3")
+        if python:
+            self.manager.kernel_spec.argv[0] = python
+        self.manager.start_kernel(cwd=str(folder), env=environment)
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=SECONDS)
 
     def run(self, cell: str, interrupt_at: str = "", alone: bool = False) -> Said:
         """Run a cell; when ``interrupt_at`` is said, interrupt the kernel, ``alone`` or with its process group."""
@@ -124,13 +130,13 @@ class Session:
 
 @pytest.fixture
 def session(tmp_path: Path) -> Iterator[Session]:
-    session = Session(tmp_path, tmp_path.name)
+    session = Session(tmp_path)
     try:
         assert not session.run(FIRST).error
         yield session
     finally:
         session.close()
-        assert wait_until_none(tmp_path.name, 20.0) == []
+        assert wait_until_none(tmp_path, 20.0) == []
 
 
 def good(said: Said) -> str:
@@ -177,5 +183,5 @@ def test_no_rank_outlives_its_kernel(session: Session, tmp_path: Path) -> None:
         message = session.client.get_iopub_msg(timeout=SECONDS)
         text += message["content"].get("text", "") if message["parent_header"].get("msg_id") == asked else ""
     os.kill(session.manager.provisioner.pid, signal.SIGKILL)
-    assert wait_until_none(tmp_path.name, 20.0) == []
+    assert wait_until_none(tmp_path, 20.0) == []
     assert sum(path.stat().st_size for path in tmp_path.rglob("ranks-*/*")) < 1_000_000

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -29,13 +28,12 @@ TABLE = [(method, fault) for method, faults in FAULTS.items() for fault in fault
 NOT_OURS = ("torch_geometric.", "__pycache__", "torchelastic_")
 # Python's, small folders of our launchers, and fsspec's half of a checkpoint, which nobody is left to take away.
 OF_A_KILLED_LAUNCHER = ("pymp-", "ranks-", "elastic-", "tmp")
-MARK = "FAULTY_FIT"
 ENDS_IN = 300.0  # much more than it takes; a rank that stays would stay for ever
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.alone,
-    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds processes by /proc"),
+    pytest.mark.skipif(not Path("/proc/self/cwd").exists(), reason="finds processes by /proc"),
 ]
 
 
@@ -49,16 +47,17 @@ def command_of(method: str, fault: str) -> list[str]:
     return [sys.executable, *script]
 
 
-def processes_of(mark: str) -> Iterator[int]:
+def processes_in(folder: Path) -> Iterator[int]:
+    """Those that stand in this folder, as all of a run do."""
     for entry in Path("/proc").iterdir():
         with suppress(OSError):
-            if entry.name.isdigit() and f"{MARK}={mark}\0".encode() in (entry / "environ").read_bytes():
+            if entry.name.isdigit() and (entry / "cwd").readlink().is_relative_to(folder):
                 yield int(entry.name)
 
 
-def wait_until_none(mark: str, seconds: float) -> list[int]:
+def wait_until_none(folder: Path, seconds: float) -> list[int]:
     end = time.monotonic() + seconds
-    while (left := list(processes_of(mark))) and time.monotonic() < end:
+    while (left := list(processes_in(folder))) and time.monotonic() < end:
         time.sleep(0.1)
     return left
 
@@ -84,9 +83,9 @@ def signal_it(process: subprocess.Popen[bytes], fault: str, folder: Path) -> Non
 def run_case(case: tuple[str, str], folder: Path) -> str | None:
     """What is wrong after a run with that fault, None if nothing is."""
     method, fault = case
-    mark, temporary = str(uuid4()), folder / "tmp"
+    temporary = folder / "tmp"
     temporary.mkdir(parents=True)
-    environment = os.environ | {MARK: mark, "TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     start = time.monotonic()
     with (folder / "said").open("wb") as said:
         streams = {"stdout": said, "stderr": said}
@@ -98,7 +97,7 @@ def run_case(case: tuple[str, str], folder: Path) -> str | None:
         except subprocess.TimeoutExpired:
             code = None
     # What ends with its parent is gone at once, what ends by a closed pipe a moment later.
-    left = wait_until_none(mark, 20.0)
+    left = wait_until_none(folder, 20.0)
     for pid in left:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

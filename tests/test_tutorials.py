@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.pages import TUTORIALS
+from tests.python_server import fast_python
 from tests.test_notebook import Session
 from tests.test_nothing_stays import wait_until_none
 from tests.tutorials import cells, kinds, numbers, run
@@ -19,8 +20,9 @@ MOST_BYTES = 300_000
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)
 def test_a_tutorial_runs_and_shows_what_its_page_shows(path: Path, tmp_path: Path) -> None:
-    session = Session(tmp_path, tmp_path.name)
+    session = Session(tmp_path, fast_python())
     try:
+        session.run("%matplotlib inline")  # as it is where a kernel imports it first
         for cell in cells(path):
             outputs, source = run(session, cell), "".join(cell["source"])
             assert kinds(outputs) == kinds(cell["outputs"]), source
@@ -28,7 +30,7 @@ def test_a_tutorial_runs_and_shows_what_its_page_shows(path: Path, tmp_path: Pat
                 assert numbers(outputs) == pytest.approx(numbers(cell["outputs"]), abs=tolerance, rel=0), source
     finally:
         session.close()
-    assert wait_until_none(tmp_path.name, 20.0) == []
+    assert wait_until_none(tmp_path, 20.0) == []
 
 
 @pytest.mark.parametrize("path", TUTORIALS, ids=lambda path: path.stem)

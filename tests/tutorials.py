@@ -46,8 +46,8 @@ def run(session: Session, cell: dict[str, Any]) -> list[dict[str, Any]]:
 def store(path: Path) -> None:
     """Run a tutorial and write what it shows into its file."""
     content = json.loads(path.read_text())
-    with tempfile.TemporaryDirectory() as folder:  # also the mark of its processes
-        session = Session(Path(folder), folder)
+    with tempfile.TemporaryDirectory() as folder:
+        session = Session(Path(folder))
         try:
             for number, cell in enumerate(cell for cell in content["cells"] if cell["cell_type"] == "code"):
                 cell |= {"outputs": [_in_lines(output) for output in run(session, cell)], "execution_count": number + 1}

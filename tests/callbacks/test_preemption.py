@@ -3,10 +3,7 @@
 import os
 import signal
 import subprocess
-import sys
-import time
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -118,57 +115,24 @@ def test_other_ends_leave_none(tmp_path: Path) -> None:
 
 
 LAUNCHERS = {
-    "lightning": [sys.executable],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"],
+    "lightning": [],
+    "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"],
 }
 RUNS = [("lightning", "llcg"), ("torchrun", "local_sgd")]  # the ways to start; every strategy is stopped above
-ENDLESS, SMALL = "--trainer.max_epochs=100000", "--data.graph.init_args.num_nodes=2000"
-
-
-def children(parent: int) -> list[int]:
-    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True, text=True, check=False)
-    return [int(pid) for pid in listed.stdout.split()]
-
-
-def preempt_one_rank(command: list[str], folder: Path) -> int:
-    """Start ranks, tell one of them to end when it has trained; the exit code of the whole."""
-    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
-    with (folder / "said").open("wb") as said:
-        process = subprocess.Popen(command, cwd=EXAMPLES, env=environment, stdout=said, stderr=said)
-    ranks: list[int] = []
-    try:
-        end = time.monotonic() + 300
-        while not list(folder.rglob("epoch=*.ckpt")):
-            assert process.poll() is None and time.monotonic() < end, (folder / "said").read_text()
-            time.sleep(0.2)
-        ranks = children(process.pid)
-        os.kill(ranks[-1], signal.SIGTERM)
-        return process.wait(timeout=240)
-    finally:
-        for pid in [*ranks, process.pid]:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.wait()
+TOLD = "{class_path: tests.callbacks.test_preemption.Preempt, init_args: {rank: 1, at: 5}}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "name"), RUNS)
 def test_the_command_stops_with_a_checkpoint_and_goes_on(launcher: str, name: str, tmp_path: Path) -> None:
+    config = [f"--config=configs/{name}.yaml", "--data.graph.init_args.num_nodes=2000", "--trainer.max_epochs=2"]
     quiet = ["--trainer.enable_progress_bar=false", f"--trainer.logger.init_args.save_dir={tmp_path}"]
-    fit_it = ["-m", "lightning_gnn_dist", "fit", f"--config=configs/{name}.yaml", SMALL, *quiet]
-    code = preempt_one_rank([*LAUNCHERS[launcher], *fit_it, ENDLESS], tmp_path)
+    fit_it = [fast_python(), *LAUNCHERS[launcher], "-m", "lightning_gnn_dist", "fit", *config, *quiet]
+    how: dict[str, Any] = {"cwd": EXAMPLES, "capture_output": True, "text": True, "timeout": 600}
+    how["env"] = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*fit_it, f"--trainer.callbacks={TOLD}"], **how)
     (checkpoint,) = tmp_path.rglob(FILE_NAME)
-    stopped = torch.load(checkpoint, weights_only=False)
-    assert stopped["global_step"] > 0
-    assert f"ckpt_path={checkpoint}" in (tmp_path / "said").read_text()
+    assert torch.load(checkpoint, weights_only=False)["global_step"] > 0 and f"ckpt_path={checkpoint}" in done.stderr
     # torchrun says 1 whatever a rank ended with; Lightning's launcher may kill the first rank once another has left.
-    assert code in {"lightning": (143, -signal.SIGKILL), "torchrun": (1,)}[launcher]
-    rest = [f"--ckpt_path={checkpoint}", f"--trainer.max_epochs={stopped['epoch'] + 2}"]
-    environment = os.environ | {"PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
-    subprocess.run(
-        [fast_python(), *LAUNCHERS[launcher][1:], *fit_it, *rest],
-        cwd=EXAMPLES,
-        env=environment,
-        check=True,
-        timeout=600,
-    )
+    assert done.returncode in {"lightning": (143, -signal.SIGKILL), "torchrun": (1,)}[launcher]
+    assert subprocess.run([*fit_it, f"--ckpt_path={checkpoint}"], **how).returncode == 0

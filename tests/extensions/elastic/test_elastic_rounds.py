@@ -23,6 +23,7 @@ from lightning_gnn_dist.extensions.rounded.rounded_mean import ROW
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.extensions.elastic.elastic_fitting import AWAITED, TIMEOUT_SECONDS, TWO, Fate, come_back, train
 from tests.link_model import LinkSAGE, held
+from tests.python_server import fast_python
 from tests.ranks import RankError, run_ranks, start_ranks
 from tests.rounds.means.test_outer import ROUNDS, STEPS, by_hand
 from tests.sage import SAGE
@@ -323,21 +324,21 @@ def test_members_send_less_and_end_where_steps_by_hand_do() -> None:
 # The launcher of elastic ranks: who dies is told, who is left goes on, nobody stays behind.
 
 
-LAUNCH = [sys.executable, "-m", "lightning_gnn_dist", "elastic"]
+LAUNCH = ["-m", "lightning_gnn_dist", "elastic"]
 
 
 def launch(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Run a launcher, whose ranks may read in the file ``said`` what it has told so far."""
     environment = {name: value for name, value in os.environ.items() if name != "RUST_LOG"}  # as users have it
-    command, errors = [*LAUNCH, *arguments], subprocess.PIPE
+    command, errors = [fast_python(), *LAUNCH, *arguments], subprocess.PIPE
     with (cwd / "said").open("w") as said:
         done = subprocess.run(command, cwd=cwd, env=environment, stdout=said, stderr=errors, text=True, timeout=600)
     done.stdout = (cwd / "said").read_text()
     return done
 
 
-def python(code: str) -> list[str]:
-    return ["--", sys.executable, "-c", code]
+def python(code: str, program: str = sys.executable) -> list[str]:
+    return ["--", program, "-c", code]
 
 
 DIE_ONCE = """
@@ -420,7 +421,7 @@ def test_who_stands_still_is_ended_when_too_few_are_left(tmp_path: Path) -> None
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_no_rank_outlives_the_launcher(tmp_path: Path, number: signal.Signals) -> None:
     code = "import os, pathlib, time; pathlib.Path(str(os.getpid())).touch(); time.sleep(600)"
-    process = subprocess.Popen([*LAUNCH, "--ranks", "2", "--grace", "5", *python(code)], cwd=tmp_path)
+    process = subprocess.Popen([sys.executable, *LAUNCH, "--ranks", "2", "--grace", "5", *python(code)], cwd=tmp_path)
     while len(pids := list(tmp_path.iterdir())) < 2:
         assert process.poll() is None
         time.sleep(0.05)
@@ -450,7 +451,7 @@ def test_the_example_survives_a_death(tmp_path: Path) -> None:
     kill = DIE_AFTER_A_ROUND + f"sys.argv = [{str(example)!r}, 'elastic']\n"
     kill += f"sys.path.insert(0, {str(example.parent)!r})\n"  # as for any script
     kill += f"runpy.run_path({str(example)!r}, run_name='__main__')"
-    done = launch("--ranks", "3", *python(kill), cwd=tmp_path)
+    done = launch("--ranks", "3", *python(kill, fast_python()), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Rank 0 was killed by SIGKILL; 2 of 3 are alive." in done.stdout
     (accuracy,) = re.findall(r"accuracy\D+(0\.\d+)", done.stdout)[-1:]  # of the test

@@ -176,8 +176,8 @@ def assert_same(batches: Batches, others: Batches) -> None:
     check_same(map(contents, others), map(contents, batches))
 
 
-CASES = [(make, what, place) for make in (module_of, links_of) for what in ASKED for place in list(PLACES)[:2]]
-CASES += [(module_of, what, place) for what in ("train", "validate") for place in list(PLACES)[2:]]
+CASES = [(make, what, place) for make, place in zip((module_of, links_of), PLACES, strict=False) for what in ASKED]
+CASES += [(module_of, what, place) for what in ("train", "validate") for place in list(PLACES)[1:]]
 
 
 @pytest.mark.parametrize(("make", "what", "place"), CASES)

@@ -34,6 +34,7 @@ from lightning_gnn_dist.rounds.launching.launchers import start_method_here
 from tests.data_fitting import full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.memory import reads_memory
+from tests.python_server import fast_python
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 
@@ -461,7 +462,7 @@ def copies(start: str, folder: Path, *, is_saved: bool, megabytes: int = MEGABYT
     variables = {name: value for name, value in os.environ.items() if name != "LOCAL_RANK"}
     arguments = [start, str(folder), str(megabytes)]
     for command in [["-c", SAVE]] * is_saved + [["script.py"]]:
-        run = [sys.executable, *command, *arguments]
+        run = [fast_python(), *command, *arguments]
         ran = subprocess.run(run, env=variables, cwd=folder, capture_output=True, text=True, timeout=500)
         assert ran.returncode == 0, ran.stderr
     found = [(folder / f"rank_{rank}.txt").read_text().split() for rank in range(RANKS)]
