@@ -25,7 +25,7 @@ def big_graph(path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     edge_index = torch.randint(NUM_NODES, (2, 4 * NUM_NODES), generator=generator)
     arrays = {
-        "x": torch.randn(NUM_NODES, NUM_FEATURES, generator=generator),
+        "x": torch.ones(NUM_NODES, NUM_FEATURES),
         "y": torch.randint(4, (NUM_NODES,), generator=generator),
         "train_mask": torch.arange(NUM_NODES) % 100 == 0,
     }

@@ -99,10 +99,18 @@ def test_nothing_heavy_is_imported_for(code: str) -> None:
     assert loaded(code) & HEAVY == set()
 
 
-def test_saved_graphs_are_cut_without_pyg_and_lightning() -> None:
-    commands = ("cli.inspect", "cli.divide", "extensions.elastic.launcher")
-    code = "import " + ", ".join(f"lightning_gnn_dist.{command}" for command in commands)
-    assert loaded(code) & NOT_FOR_GRAPHS == set()
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("modules", "others"),
+    [
+        (("cli.inspect", "cli.divide", "extensions.elastic.launcher"), NOT_FOR_GRAPHS),
+        (("cli.prepare",), {"lightning", "torchmetrics", "matplotlib"}),
+        (("cli.train",), {"starlette", "uvicorn"}),
+    ],
+)
+def test_commands_import_what_they_need(modules: tuple[str, ...], others: set[str]) -> None:
+    code = "import " + ", ".join(f"lightning_gnn_dist.{module}" for module in modules)
+    assert loaded(code) & others == set()
 
 
 FIT = """
@@ -142,16 +150,6 @@ def test_a_fit_with_defaults_imports_no_extension() -> None:
     code = FIT.replace("BESIDE", repr(beside))
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=200)
     assert run.stdout.splitlines()[-1:] == ["beside"], run.stderr[-2000:]
-
-
-@pytest.mark.slow
-def test_what_serves_is_imported_to_serve_alone() -> None:
-    assert loaded("import lightning_gnn_dist.cli.train") & {"starlette", "uvicorn"} == set()
-
-
-@pytest.mark.slow
-def test_files_become_graphs_without_lightning() -> None:
-    assert loaded("import lightning_gnn_dist.cli.prepare") & {"lightning", "torchmetrics", "matplotlib"} == set()
 
 
 def test_unknown_names_are_refused_and_public_ones_listed() -> None:

@@ -183,7 +183,10 @@ def leave(rank: int, world_size: int, strategy: Any) -> tuple[bool, list[str]]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads the names of threads from /proc")
-@pytest.mark.parametrize("strategy", [LocalSGDStrategy, GrappaStrategy, DDPStrategy])
+@pytest.mark.parametrize(
+    "strategy",
+    [LocalSGDStrategy, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (GrappaStrategy, DDPStrategy))],
+)
 def test_no_thread_of_gloo_outlives_the_interpreter(strategy: Any) -> None:
     """One that does may abort the process after its work: it holds tensors that belong to the interpreter."""
     had_threads, left = zip(*run_ranks(leave, 2, strategy), strict=True)
