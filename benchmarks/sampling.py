@@ -30,14 +30,14 @@ from lightning_gnn_dist.batches.pool import BufferPool, gather_rows
 from lightning_gnn_dist.batches.source import GraphSource, assemble
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.extensions.subgraphs.shadow import ShadowSampler
+from lightning_gnn_dist.extensions.subgraphs.walk import RandomWalkSampler
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
 from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 
 
 def power_law_communities(

@@ -65,6 +65,8 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.extensions.rounded.reducers import Overlapped as Overlapped
     from lightning_gnn_dist.extensions.rounded.reducers import Rounded as Rounded
     from lightning_gnn_dist.extensions.shards.divide import save_shards as save_shards
+    from lightning_gnn_dist.extensions.subgraphs.shadow import ShadowSampler as ShadowSampler
+    from lightning_gnn_dist.extensions.subgraphs.walk import RandomWalkSampler as RandomWalkSampler
     from lightning_gnn_dist.extensions.tables.lazy_adam import LazyAdam as LazyAdam
     from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding as OwnedEmbedding
     from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler as TemporalSampler
@@ -97,8 +99,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler as FastGCNSampler
     from lightning_gnn_dist.sampling.layer_wise import LadiesSampler as LadiesSampler
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler as NeighborSampler
-    from lightning_gnn_dist.sampling.shadow import ShadowSampler as ShadowSampler
-    from lightning_gnn_dist.sampling.walk import RandomWalkSampler as RandomWalkSampler
     from lightning_gnn_dist.sampling.whole import WholePartSampler as WholePartSampler
     from lightning_gnn_dist.strategies.correction import Correction as Correction
     from lightning_gnn_dist.strategies.grappa import GrappaStrategy as GrappaStrategy

@@ -11,6 +11,7 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "layers of PyG": "lightning_gnn_dist.extensions.ready_made.found:FoundLayers",
     "layers beyond memory": "lightning_gnn_dist.extensions.passes.evaluation:beyond_memory",
     "rows of all nodes": "lightning_gnn_dist.extensions.passes.prediction:predict_by_layer",
+    "one hop more": "lightning_gnn_dist.extensions.sight.probe:Probe",
     "exchange": "lightning_gnn_dist.extensions.exchange.boundary:Exchange",
     "task of a database": "lightning_gnn_dist.extensions.databases.tasks:sampler_of_task",
     "explained errors": "lightning_gnn_dist.extensions.explaining.models:explain",
@@ -33,6 +34,7 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "advice on averaging": "lightning_gnn_dist.partition.advice:against_averaging",
     "report of a partition": "lightning_gnn_dist.partition.partition_report:PartitionReport",
     "rows in files": "lightning_gnn_dist.extensions.larger_than_memory.sources:RowsInFiles",
+    "stream to a device": "lightning_gnn_dist.extensions.larger_than_memory.device_stream:DeviceStream",
     "rows on devices": "lightning_gnn_dist.extensions.larger_than_memory.sources:RowsOnDevices",
     "memory of a fit": "lightning_gnn_dist.extensions.larger_than_memory.memory:Needs",
 }

@@ -110,7 +110,7 @@ NOT_FOR_USERS = {
     *("check_beside", "check_data", "check_in_fit", "check_settings", "check_shard", "partitioner", "suits", "wrap"),
     *("ask", "begin_training", "check_before_ranks", "keep_apart", "node_columns", "of_graph", "of_steps", "places_of"),
     *("agree", "begin", "bounds", "check_inputs", "check_nodes", "edges", "finish", "nodes_of", "part", "target"),
-    "count",
+    *("count", "held", "num_chunks", "sweep", "turns", "weights"),
 }
 
 
@@ -283,7 +283,6 @@ def _of_samplers() -> Calls:
         "ClusterSampler": lambda: {"num_hops": 2},
         "DeviceSampler": lambda: {"sampler": sampler},
         **dict.fromkeys(("FastGCNSampler", "LadiesSampler"), lambda: {"num_nodes": [8]}),
-        "MatrixSampler": lambda: {"sampler": sampler},
         "NeighborSampler": lambda: {"num_neighbors": [3, 2]},
         "RandomWalkSampler": lambda: {"num_hops": 2, "visits": 1},
         "ShadowSampler": lambda: {"num_neighbors": [3], "num_hops": 2},
@@ -362,11 +361,8 @@ def _of_methods(world: World) -> Calls:
         "__call__": lambda: {"graph": graph, "num_parts": 2, "seed": 0},
         "anchor_batches": lambda: {"round_idx": 0},
         "correction_batches": lambda: {"round_idx": 0},
-        "held": lambda: {"super_epoch": 1, "rank": 1, "world_size": 4, "seed": 1},
         "is_over": lambda: {"progress": RoundProgress(0, 1, 2)},
         "local_steps": lambda: {"round_idx": 1},
-        "num_chunks": lambda: {"world_size": 4},
-        "of": lambda: {"part": graph, "degrees": graph.degrees(), "num_own": 10},
         "on": lambda: {"graph": graph},
         "only": lambda: {"nodes": [3, 1]},
         "order": lambda: {"graph": chunked, "seeds": seeds, "seed": 0, "epoch": 0},
@@ -374,6 +370,4 @@ def _of_methods(world: World) -> Calls:
         "partition": lambda: {"num_parts": 2},
         "parts_of_ranks": lambda: {"num_ranks": 2},
         "sample_bulk": lambda: {"graph": chunked, "seeds": [seeds], "keys": [BatchKey(0, 0, 0)]},
-        "sweep": lambda: {"world_size": 4},
-        "turns": lambda: {"world_size": 4},
     }

@@ -45,7 +45,7 @@ def over(
 
 def loader(num_batches: int = 5, *, seeds: Tensor = SEEDS, sampler: object = None, **options: object) -> Batches:
     sampler = NeighborSampler([3, 2]) if sampler is None else sampler
-    of_source = {name: options.pop(name) for name in ("widen", "num_ids", "stream") if name in options}
+    of_source = {name: options.pop(name) for name in ("widen", "stream") if name in options}
     source = GraphSource(options.pop("graph", GRAPH), sampler, **of_source)
     return over(source, seeds, num_batches, **options)
 

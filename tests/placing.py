@@ -36,5 +36,5 @@ def most_seeds(data: Any, num_ranks: int) -> int:
 def seeds_and_source(data: Any, part: Any, rank: int, num_ranks: int) -> Any:
     """What a rank learns of a part, and the source of its batches."""
     with placing(data, rank, num_ranks):
-        learned = data._task.learned(part)
-        return learned.seeds, learned.source
+        learning = data._learning_of(part, 1, (rank, num_ranks), 0)
+        return learning.deal.seeds, learning.source

@@ -4,7 +4,6 @@ import torch
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.matrix import MatrixSampler
 
 SAMPLERS: dict[str, Sampler] = {
     "neighbor": lgd.NeighborSampler([4, 3]),
@@ -15,7 +14,6 @@ SAMPLERS: dict[str, Sampler] = {
     "ladies": lgd.LadiesSampler([40, 30]),
     "fastgcn": lgd.FastGCNSampler([40, 30]),
     "ladies_weighted": lgd.LadiesSampler([40, 30], weight="weight"),
-    "matrix": MatrixSampler(lgd.NeighborSampler([4, 3])),
     "walk": lgd.RandomWalkSampler(2, visits=4),
     "shadow": lgd.ShadowSampler([4, 2], num_hops=2),
     "temporal": lgd.TemporalSampler([4, 3], "chunk"),  # whose numbers are times like any

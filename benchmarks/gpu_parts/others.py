@@ -63,9 +63,9 @@ class Corrections:
         return iter(self._batches.of_round(0, stop=BATCHES))
 
 
-def source_on(place: SampleOn, graph: Graph, sampler: Sampler, num_ids: int | None = None) -> GraphSource:
+def source_on(place: SampleOn, graph: Graph, sampler: Sampler) -> GraphSource:
     placement = Placement(DEVICE, place)
-    return PlacedSource(graph, sampler, num_ids=num_ids, placement=placement, stream=stream_to(DEVICE))
+    return PlacedSource(graph, sampler, placement=placement, stream=stream_to(DEVICE))
 
 
 def tell(rows: Rows, scale: Scale, name: str, batches: Iterable[Any]) -> None:

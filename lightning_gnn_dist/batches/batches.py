@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import chain, count, islice, repeat
+from functools import partial
+from itertools import count, islice, repeat
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,15 +19,12 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, device_of_batch, in_type
 from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, MadeBulk
-from lightning_gnn_dist.checks import check_at_least, check_ids
 from lightning_gnn_dist.engine.rng import permutation
-from lightning_gnn_dist.engine.sample import BatchKey, refuse_repeated
-from lightning_gnn_dist.sampling.base import check_seeds
+from lightning_gnn_dist.engine.sample import BatchKey
 
 THREAD_NAME = "lightning_gnn_dist.batches.batches"
 CLOSED = "The loader was closed while it was iterated over. Iterate over it anew."
 FORKED = "This iterator belongs to the process that this one was forked from. Iterate over the loader anew."
-MOST_PASSES = 1000  # that are known ahead; the first bulk of the next one is waited for
 
 Made = Generator[SampledData, None, None]
 
@@ -62,11 +60,6 @@ class Deal:
     num_seeds: int = field(init=False)  # of a pass
 
     def __post_init__(self) -> None:
-        check_at_least(1, num_batches=self.num_batches)
-        check_at_least(0, seed=self.seed)
-        check_ids("The seeds of a batch", self.seeds)
-        self.seeds = self.seeds.to(torch.int64).contiguous()
-        refuse_repeated(self.seeds)
         if self.seeds.numel() == 0:
             raise NoSeedsError("There are no seeds to make batches of: is the mask that marks them all false?")
         self.num_seeds = self.seeds.numel() if self.num_taken is None else self.num_taken
@@ -120,21 +113,6 @@ class Learning(NamedTuple):
     deal: Deal
 
 
-@dataclass(frozen=True)
-class Passes:
-    """What a trainer does with passes.
-
-    Args:
-        num_used: Returns how many batches of a pass it takes, infinity without a limit.
-        num_left: Returns how many passes will follow the one that begins, as far as it is known.
-        overfits: Whether every pass repeats the first one.
-    """
-
-    num_used: Callable[[], float] = lambda: math.inf
-    num_left: Callable[[], float] = lambda: 0
-    overfits: bool = False
-
-
 class Batches:
     """The batches of a run, numbered from 0: pass by pass, or as an endless stream, over parts that change.
 
@@ -146,9 +124,7 @@ class Batches:
     Iterating starts nothing before the first batch is asked for, and no thread outlives its iterator. Beside the
     batches that the user keeps, at most ``(num_threads + 2) * bulk_size + 1`` exist at a time, and as many buffers for
     each large array. If a source sends batches to a device, at most ``num_threads + 4`` of those made on the CPU are on
-    it, and all of those made there. A source may decide otherwise on how many bulks are made ahead. Where it asks other
-    ranks or reads files, and the next passes are known, their first bulks are made during the last batches of a pass:
-    then a thread stays until the next pass, or until this is closed.
+    it, and all of those made there. A source may decide otherwise on how many bulks are made ahead.
 
     Args:
         learning_of: Returns what the batches of a phase are made of.
@@ -162,7 +138,8 @@ class Batches:
         dtype: The type of all floating point numbers. Default: as the source makes them.
         weigh: Give weight 0 to batches that repeat seeds, as a part has fewer than a pass has batches; with ``"batch"``
             all nodes of another one get the mean coverage of its seeds. Default: leave weights alone.
-        passes: What a trainer does with passes.
+        num_used: Returns how many batches of a pass a trainer takes, infinity without a limit.
+        overfits: Whether every pass repeats the first one.
 
     Attributes:
         position: The number of the batch that the next iteration begins with.
@@ -182,15 +159,14 @@ class Batches:
         num_ranks: int = 1,
         dtype: torch.dtype | None = None,
         weigh: Literal["node", "batch"] | None = None,
-        passes: Passes = Passes(),  # frozen
+        num_used: Callable[[], float] = lambda: math.inf,
+        overfits: bool = False,
     ) -> None:
-        check_at_least(1, bulk_size=bulk_size)
-        check_at_least(0, num_threads=num_threads)
         self._learning_of, self._num_batches, self._every, self._turns = learning_of, num_batches, every, turns
         self._bulk_size, self._num_threads, self._prefetch = bulk_size, num_threads, num_threads + 1
-        self._dtype, self._weigh, self._passes = dtype, weigh, passes
+        self._dtype, self._weigh, self._num_used, self._overfits = dtype, weigh, num_used, overfits
         self._learning: tuple[int, Learning] | None = None
-        self._runs, self._kept = list[Ahead](), list[Ahead]()  # that make batches; what makes those of the next pass
+        self._runs = list[Ahead]()  # that make batches
         self._done = 0  # batches of the running pass
         self._began: float | None = None
         self.num_ranks, self.position = num_ranks, 0
@@ -220,7 +196,7 @@ class Batches:
 
     def state_dict(self) -> dict[str, int]:
         """Return how many batches of the pass are done; 0 at its end, where the next pass begins."""
-        is_over = self._done >= min(len(self), self._passes.num_used())
+        is_over = self._done >= min(len(self), self._num_used())
         done = {"batches_done": 0 if is_over else self._done}
         return done if self._turns == 1 else done | {"num_ranks": self.num_ranks, "turns": self._turns}
 
@@ -241,44 +217,41 @@ class Batches:
         self._done = self.position % len(self)
         begin = self.position - self._done
         self.position = begin + len(self)
-        begin = 0 if self._passes.overfits else begin
+        begin = 0 if self._overfits else begin
         start, stop = begin + self._done, begin + len(self)
-        until = stop  # where passes of the same part end that will follow, as far as it is known
-        if not self._passes.overfits and self._passes.num_used() >= len(self):
-            until += len(self) * int(min(self._passes.num_left(), MOST_PASSES))
-            until = min(until, self.end_of_phase(stop - 1) or until)
         while start < stop:
             end = min(stop, self.end_of_phase(start) or stop)
-            for batch in self.between(start, end, until):
+            for batch in self.between(start, end):
                 self._done += 1
                 yield batch
             start = end
 
     def stream(self, start: int) -> Made:
         """Yield batches without end, from number ``start`` on; neither ``position`` nor ``set_epoch`` matters here."""
-        check_at_least(0, start=start)
         while True:
             stop = self.end_of_phase(start)
             yield from self.between(start, stop)
             assert stop is not None
             start = stop
 
-    def between(self, start: int, stop: int | None, until: int = 0) -> Made:
-        """Yield batches of one phase.
-
-        Args:
-            start: The number of the first one.
-            stop: The number after the last one, or None for no end.
-            until: Of a pass, the number after the last batch of the passes that will be asked for afterwards.
-        """
+    def between(self, start: int, stop: int | None) -> Made:
+        """Yield the batches of one phase from number ``start`` on, up to ``stop``, or without end."""
         self._began = time.perf_counter() if self._began is None else self._began
-        run = self._run_of(start, stop, until)
+        learning = self.learning(self.phase_of(start))
+        source, prefetch = learning.source, self._prefetch
+        num_threads = min(self._num_threads, source.depth(prefetch), *([1] if source.is_remote else []))
+        numbers = count(start) if stop is None else range(start, stop)
+        bulks = chunks_of(numbers, self._bulk_size, grows=source.is_remote and num_threads > 0)
+        run = Ahead(source, partial(asked_of, learning), bulks, num_threads, prefetch)
+        deal, at = learning.deal, start
+        del learning, source  # the part may change before the iterator ends
+        self._runs.append(run)
         try:
-            while run.at != stop:
-                yield self._next_of(run, stop)  # the batch is not held here
+            while at != stop:
+                at += 1
+                yield self._next_of(run, deal, at - 1, is_last=at == stop)  # the batch is not held here
         finally:
-            if run.at != stop:
-                self._end(run)
+            self._end(run)
 
     def move_to(self, number: int) -> None:
         """Make the phase of batch ``number`` the running one; all batches before it are taken."""
@@ -298,14 +271,9 @@ class Batches:
             if self._learning is not None:
                 self.close()
             found = self._learning_of(phase)
-            check_seeds(found.deal.seeds, found.source.num_ids)
             found.source.keep_buffers((self._prefetch + 1) * self._bulk_size + 1)
             self._learning = phase, found
         return self._learning[1]
-
-    def spare_memory(self) -> None:
-        """From now on, keep no pages of mapped files in memory; making batches takes longer."""
-        self.learning(0).source.spare_memory()
 
     def close(self) -> None:
         """End the work in the background and free the buffers. Open iterators raise an error from now on."""
@@ -319,58 +287,24 @@ class Batches:
         """Return the number of the first batch of the phase after that of batch ``number``, None if it stays."""
         return None if self._every is None else (self.phase_of(number) + 1) * self._every * self._num_batches
 
-    def _run_of(self, start: int, stop: int | None, until: int) -> Ahead:
-        """Return what makes some batches in the background: what made those before, if it knew of these."""
-        learning, kept = self.learning(self.phase_of(start)), self._kept
-        self._kept = []
-        for run in kept:
-            if run.at == start and stop is not None and stop in run.stops and run.is_open:
-                return run
-            self._end(run)
-        source, prefetch = learning.source, self._prefetch
-        num_threads = min(self._num_threads, source.depth(prefetch), *([1] if source.is_remote else []))
-        numbers = count(start) if stop is None else range(start, stop)
-        bulks = chunks_of(numbers, self._bulk_size, grows=source.is_remote and num_threads > 0)
-        if source.is_remote:
-            stops = range(0) if stop is None or not num_threads else range(stop, until + 1, len(self))
-            later = (chunks_of(range(end - len(self), end), self._bulk_size) for end in stops[1:])
-            asked = (asked_of(learning, bulk) for bulk in chain(bulks, *later))
-            run = made_in_turn(source, asked, num_threads, lambda: source.depth(prefetch))
-            run.stops = stops
-        else:
-
-            def make(bulk: list[int]) -> MadeBulk:  # runs in several threads at once
-                return len(bulk), source.make(*asked_of(learning, bulk))
-
-            run = Ahead(make, bulks, num_threads, lambda: source.depth(prefetch))
-        run.deal, run.at = learning.deal, start
-        self._runs.append(run)
-        return run
-
-    def _next_of(self, run: Ahead, stop: int | None) -> SampledData:
-        """Return the next batch as it is handed out, and let go of what makes them before the last one is."""
+    def _next_of(self, run: Ahead, deal: Deal, number: int, *, is_last: bool) -> SampledData:
+        """Return the next batch as it is handed out, with its weights."""
+        started = time.perf_counter()
         try:
             batch = run.next()
         finally:
-            self.waited_seconds, run.waited_seconds = self.waited_seconds + run.waited_seconds, 0.0
+            self.waited_seconds += time.perf_counter() - started
         if batch is None:  # it was closed from another thread, as there is one more
             raise RuntimeError(CLOSED)
-        batch, run.at = self._finished(batch, run.deal, run.at), run.at + 1
-        if run.at == stop:  # already: move_to() may change the phase before more is asked for
-            if stop in run.stops[:-1]:
-                for other in self._kept:  # of another iterator
-                    self._end(other)
-                self._kept = [run]
-            else:
-                self._end(run)
-        return batch
+        if is_last:  # already: move_to() may change the phase before more is asked for
+            self._end(run)
+        return self._finished(batch, deal, number)
 
     def _end(self, run: Ahead) -> None:
         run.close()
-        self._runs, self._kept = ([each for each in runs if each is not run] for runs in (self._runs, self._kept))
+        self._runs = [each for each in self._runs if each is not run]
 
     def _finished(self, batch: SampledData, deal: Deal, number: int) -> SampledData:
-        """Return a batch of the source as it is handed out, with its weights."""
         if self._dtype is not None:
             batch = in_type(batch, self._dtype)
         if self._weigh is not None and deal.key(number).batch >= deal.num_seeds:  # it has nothing of its own to learn
@@ -402,29 +336,32 @@ def in_turn(learning: Learning, number: int, dtype: torch.dtype | None) -> Itera
 class Ahead:
     """Makes bulks ahead of the consumer of their batches, in order, on threads that end with it.
 
-    Attributes:
-        deal: Deals their seeds, of batches of a part.
-        at: The number of the batch that comes next.
-        stops: Where the passes end that it makes, if it makes several.
-        waited_seconds: How long the consumer has waited.
+    Args:
+        source: Makes them.
+        asked: Returns what a bulk of some numbers is made of.
+        bulks: The numbers of each bulk.
+        num_threads: How many threads; with 0 a bulk is made when it is due.
+        prefetch: How many bulks are made ahead, as far as the source has room for them.
     """
 
-    deal: Deal
-
     def __init__(
-        self, work: Callable[[Any], MadeBulk | None], items: Iterator[Any], num_threads: int, depth: Callable[[], int]
+        self,
+        source: BatchSource,
+        asked: Callable[[list[int]], BulkSeeds],
+        bulks: Iterator[list[int]],
+        num_threads: int,
+        prefetch: int,
     ) -> None:
-        self._work, self._items, self._depth = work, items, depth
+        self._work: Callable[[Any], MadeBulk | None] = lambda bulk: (len(bulk), source.make(*asked(bulk)))
+        self._items: Iterator[Any] = bulks
+        if source.is_remote:  # one bulk after the other; otherwise several threads make some at once
+            made = source.make_in_turn(map(asked, bulks))
+            self._work, self._items = (lambda _: next(made, None)), repeat(None)
+        self._depth: Callable[[], int] = lambda: source.depth(prefetch)
         self._threads = ThreadPoolExecutor(num_threads, THREAD_NAME) if num_threads else None
         self._pending: deque[Future[MadeBulk | None]] = deque()
         self._closed, self._process = False, os.getpid()
         self._num_here, self._here = 0, iter(list[SampledData]())  # the rest of the bulk that was made last
-        self.at, self.stops, self.waited_seconds = 0, range(0), 0.0
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this process may ask for more."""
-        return not self._closed and self._process == os.getpid()
 
     def next(self) -> SampledData | None:
         """The next batch, or None after the last. It raises if this was closed, or made in another process."""
@@ -433,25 +370,18 @@ class Ahead:
         if self._threads is not None and self._process != os.getpid():  # the threads stayed there
             raise RuntimeError(FORKED)
         if not self._num_here:
-            start = time.perf_counter()
+            if self._threads is not None:  # what is consumed next, and so many ahead of it
+                for item in islice(self._items, max(0, self._depth() + 1 - len(self._pending))):
+                    self._pending.append(self._threads.submit(self._work, item))
             try:
-                self.begin()
                 made = self._pending.popleft().result() if self._pending else next(map(self._work, self._items), None)
             except CancelledError as error:  # by close() in another thread
                 raise RuntimeError(CLOSED) from error
-            finally:
-                self.waited_seconds += time.perf_counter() - start
             if made is None:
                 return None
             self._num_here, self._here = made
         self._num_here -= 1
         return next(self._here)
-
-    def begin(self) -> None:
-        """Begin the item that is consumed next, and `depth` ahead of it. Without threads nothing is begun."""
-        if self._threads is not None:
-            for item in islice(self._items, max(0, self._depth() + 1 - len(self._pending))):
-                self._pending.append(self._threads.submit(self._work, item))
 
     def close(self) -> None:
         """Cancel work that has not begun, and wait for the rest. Raises nothing, as an exception may be under way."""
@@ -463,12 +393,6 @@ class Ahead:
             # A worker cannot wait for itself: its garbage collection may find an abandoned iterator.
             is_worker = threading.current_thread().name.startswith(THREAD_NAME)
             self._threads.shutdown(wait=not is_worker, cancel_futures=True)
-
-
-def made_in_turn(source: BatchSource, bulks: Iterator[BulkSeeds], num_threads: int, depth: Callable[[], int]) -> Ahead:
-    """What a source makes of one bulk after the other, ahead of the consumer."""
-    made = source.make_in_turn(bulks)
-    return Ahead(lambda _: next(made, None), repeat(None), num_threads, depth)
 
 
 def chunks_of(numbers: Iterable[int], size: int, *, grows: bool = False) -> Iterator[list[int]]:

@@ -71,23 +71,6 @@ def gather_bfloat16(source: Array, rows: Array, out: Array, width: int) -> Any:
     return True
 
 
-@inlined
-def widened_by_integers(bits: np.uint16) -> np.float32:
-    """The float32 of a float16 that is given by its ``bits``, on any processor.
-
-    A float16 has 5 bits of exponent and 10 of fraction. Moved to their places in a float32, they give a number that is
-    too small by 2**112, the difference of the two formats' exponents, also for subnormal numbers.
-    """
-    moved = _W((_W(bits) & _W(0x7FFF)) << _W(13)).view(np.float32)
-    is_special = _W((_W(bits) & _W(0x7C00)) == _W(0x7C00))  # infinite, or not a number
-    sign = (_W(bits) & _W(0x8000)) << _W(16)
-    number = np.float32(moved * np.float32(2.0**112)).view(np.uint32)
-    return _W(number | sign | (is_special * _W(0x7F800000))).view(np.float32)
-
-
-_float_of_half = widened_half if WIDENS_HALVES else widened_by_integers
-
-
 @compiled
 def gather_float16(source: Array, rows: Array, out: Array, width: int) -> Any:
     """Copy as :func:`gather` does from ``source``, the bits of float16, to ``out`` as float32."""
@@ -98,7 +81,7 @@ def gather_float16(source: Array, rows: Array, out: Array, width: int) -> Any:
         _prefetch_row(source, rows, i, width, 2)
         start, to = rows[_U(i)] * width, i * width
         for j in range(width):
-            out[_U(to + j)] = _float_of_half(source[_U(start + j)])
+            out[_U(to + j)] = widened_half(source[_U(start + j)])
     return True
 
 
@@ -196,7 +179,8 @@ def gather_rows(
         return array if not is_wider else _widened(array, scale, dtype)
     shape = (rows.numel(), *array.shape[1:])
     num_bytes = prod(shape) * dtype.itemsize
-    if num_bytes < SMALL_BYTES or array.device.type != "cpu" or not array.is_contiguous():
+    has_kernel = WIDENS_HALVES or not is_wider or array.dtype != torch.float16
+    if num_bytes < SMALL_BYTES or array.device.type != "cpu" or not array.is_contiguous() or not has_kernel:
         small = array.index_select(0, rows)
         return _widened(small, None if scale is None else scale.view(-1)[rows], dtype) if is_wider else small
     out, row_bytes = room_for(num_bytes, pool), num_bytes // rows.numel()

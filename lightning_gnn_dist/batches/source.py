@@ -11,11 +11,10 @@ import copy
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import cache, partial
+from contextlib import AbstractContextManager
+from functools import partial
 from itertools import accumulate
-from threading import Lock
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from lightning.pytorch import Trainer
@@ -29,104 +28,48 @@ from lightning_gnn_dist.batches.batch import (
     SampledData,
     SampledHeteroData,
     blocks_of,
-    bytes_of,
     device_of_batch,
     ends_of,
     gathered,
     store_of_seeds,
 )
-from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen, gather_rows
+from lightning_gnn_dist.batches.pool import BufferPool, Pool, Widen
 from lightning_gnn_dist.engine.apart import in_types, places_of, take_apart
-from lightning_gnn_dist.engine.lending import pinned_pool, sent
+from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.sample import SEED_TIME, Apart, BatchKey, Sample, of_one_type
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
+from lightning_gnn_dist.names import EXTENSIONS, extension
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 
 
-class Sent(NamedTuple):
-    """A batch on its way to the device.
+class Stream(Protocol):
+    """Brings batches to a device beside the work of the thread that trains."""
 
-    Attributes:
-        batch: The batch on the device; its tensors may not be complete yet.
-        event: An event that is recorded when they are complete.
-    """
+    @property
+    def device(self) -> torch.device:
+        """The device that trains."""
+        ...
 
-    batch: SampledData
-    event: torch.cuda.Event
+    @property
+    def pool(self) -> Pool:
+        """Lends memory that batches are brought from."""
+        ...
 
-
-InFlight: TypeAlias = deque[SampledData | Sent]
-
-
-@cache
-def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    """One stream for each device, so that one loader may read what another has left in a cache."""
-    return torch.cuda.Stream(device)
-
-
-class DeviceStream:
-    """Brings batches to a CUDA device.
-
-    Of a bulk that was made on the CPU, the first batch is sent at once, and each other one when the one before it is
-    received, so few are on the device. Batches that were made on the device are only waited for.
-
-    Args:
-        device: The device that trains.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.pool = pinned_pool()
-        self._stream = _side_stream(device)
-
-    @contextmanager
-    def open(self) -> Iterator[None]:
+    def open(self) -> AbstractContextManager[None]:
         """What this thread launches in the block runs on the device, on a stream beside the training."""
-        # The device is set first, or the end of the stream's block would open a context on another device.
-        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
-            yield
+        ...
 
-    def load(self, batches: Iterable[SampledData]) -> InFlight:
+    def load(self, batches: Iterable[SampledData]) -> deque[Any]:
         """Make a bulk of which :meth:`receive` takes one batch after the other."""
-        with self.open():
-            bulk: InFlight = deque(self._loaded(batch) for batch in batches)
-            if bulk:
-                bulk[0] = self.send(bulk[0])
-        return bulk
+        ...
 
-    def _loaded(self, batch: SampledData) -> SampledData | Sent:
-        is_there = device_of_batch(batch) == self.device
-        return self.send(batch) if is_there else batch.apply(self.pool.copied)
-
-    def bring(self, batch: SampledData) -> SampledData:
-        """Bring a batch to the device, of which some arrays may be there; the host does not wait for it."""
-        return self.receive(self.load([batch]))
-
-    def send(self, batch: SampledData | Sent) -> Sent:
-        """Begin the copy of a batch; the host does not wait for it."""
-        if isinstance(batch, Sent):
-            return batch
-        with self.open():
-            source = None if device_of_batch(batch) == self.device else copy.copy(batch)
-            sent = Sent(batch.to(self.device, non_blocking=True), self._stream.record_event())
-        if source is not None:
-            self.pool.hold(source, sent.event)
-        return sent
-
-    def receive(self, bulk: InFlight) -> SampledData:
+    def receive(self, bulk: deque[Any]) -> SampledData:
         """Take the first batch. Work that this thread launches from here on waits until it is complete."""
-        sent = self.send(bulk.popleft())
-        if bulk:
-            bulk[0] = self.send(bulk[0])
-        current = torch.cuda.current_stream(self.device)
-        current.wait_event(sent.event)
-        sent.batch.record_stream(current)  # otherwise its memory could be reused while this stream reads it
-        return sent.batch
+        ...
 
 
-def handed_out(make: Callable[[], Iterable[SampledData]], stream: DeviceStream | None) -> Iterator[SampledData]:
+def handed_out(make: Callable[[], Iterable[SampledData]], stream: Stream | None) -> Iterator[SampledData]:
     """Call ``make`` now, on the stream if there is one, and return an iterator over its batches.
 
     Iterating waits for the device, so the thread that trains must do it. A batch is not held once it was taken.
@@ -144,36 +87,13 @@ def device_of(trainer: Trainer | None) -> torch.device:
     return trainer.strategy.root_device if trainer is not None else torch.device("cpu")
 
 
-def stream_to(device: torch.device) -> DeviceStream | None:
-    """A stream that brings batches to a CUDA device; None for another device, which needs none."""
-    if device.type != "cuda":
-        return None
-    return DeviceStream(device if device.index is not None else torch.device("cuda", torch.cuda.current_device()))
+def stream_to(device: torch.device) -> Any:
+    """A stream that brings batches to a CUDA device; None for another device, which needs none.
 
-
-class Crossing:
-    """Counts what crosses the bus between RAM and a device, and how many rows need not. Threads share it."""
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self.num_bytes, self.asked, self.hits = 0, 0, 0
-
-    def __reduce__(self) -> Any:  # a copy counts for itself, as in a process that Lightning spawns
-        return Crossing, ()
-
-    def add(self, num_bytes: int, asked: int = 0, hits: int = 0) -> None:
-        """Count bytes, and rows that batches needed, some of which were on the device."""
-        with self._lock:
-            self.num_bytes, self.asked, self.hits = self.num_bytes + num_bytes, self.asked + asked, self.hits + hits
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """Numbers to log."""
-        figures = {"data/bus_bytes": float(self.num_bytes)} if self.num_bytes else {}
-        if not self.asked:
-            return figures
-        hits = {"data/cache_hits": float(self.hits), "data/cache_hit_rate": self.hits / self.asked}
-        return figures | {"data/cache_asked": float(self.asked)} | hits
+    Where the extension that has it was taken out, batches stay in RAM, and the trainer brings them.
+    """
+    is_there = device.type == "cuda" and "stream to a device" in EXTENSIONS
+    return extension("stream to a device")(device) if is_there else None
 
 
 class Taken(NamedTuple):
@@ -249,26 +169,6 @@ def taken_of_edges(graph: Graph, apart: Apart) -> list[Taken]:
     ]
 
 
-class Stores(NamedTuple):
-    """An empty batch, and its stores: of each type, of the seeds' type, and of what belongs to no type."""
-
-    batch: Any
-    nodes: Sequence[Any]
-    edges: Sequence[Any]
-    of_seeds: Any
-    of_all: Any
-
-    @classmethod
-    def of(cls, types: TypeNames, seed_type: str | EdgeType) -> Stores:
-        """Return those of a ``HeteroData``, or of a ``Data`` if the types have no names."""
-        if have_names(types):
-            batch = SampledHeteroData.of(types, seed_type)
-            return cls(batch, batch.node_stores, batch.edge_stores, batch[seed_type], batch._global_store)
-        plain = SampledData()
-        store = plain._store
-        return cls(plain, [store], [store], store, store)
-
-
 def assemble(
     graph: Graph, sample: Sample, pool_of: PoolOf = lambda _: None, *, widen: Widen = True, all_labels: bool = True
 ) -> SampledData:
@@ -289,61 +189,59 @@ def assemble(
 def made_of(
     content: Content, pool_of: PoolOf = lambda _: None, *, widen: Widen = True, all_labels: bool = True
 ) -> SampledData:
-    """Make a batch, as :func:`assemble` does, of what is taken of arrays."""
-    stores, asked = Stores.of(content.types, content.seed_type), ends_of(content.seed_type)
-    kinds = zip(content.types.node_types, stores.nodes, content.nodes, content.apart.num_sampled, strict=True)
+    """Make a batch, as :func:`assemble` does, of what is taken of arrays: a ``HeteroData`` if its types have names."""
+    types, apart, asked = content.types, content.apart, ends_of(content.seed_type)
+    is_typed = have_names(types)
+    batch: Any = SampledHeteroData.of(types, content.seed_type) if is_typed else SampledData()
+    nodes, edges, of_all = (
+        batch.node_stores,
+        batch.edge_stores,
+        (batch._global_store if is_typed else batch._store)._mapping,
+    )
+    kinds = zip(types.node_types, nodes, content.nodes, apart.num_sampled, strict=True)
     for kind, store, (arrays, rows), counts in kinds:
         if not all_labels and kind not in asked:
             arrays = {name: array for name, array in arrays.items() if name != LABELS}
         num_labels = None if all_labels else counts[0]
         store._mapping |= gathered(arrays, rows, pool_of, widen=widen, num_labels=num_labels, kind=kind)
-    for store, ids in zip(stores.nodes, content.apart.nodes, strict=True):
+    for store, ids in zip(nodes, apart.nodes, strict=True):
         store._mapping.setdefault("n_id", ids)
-    for edge_type, store, (arrays, rows) in zip(content.types.edge_types, stores.edges, content.edges, strict=True):
+    for edge_type, store, (arrays, rows) in zip(types.edge_types, edges, content.edges, strict=True):
         store._mapping |= gathered(arrays, rows, pool_of, widen=widen, kind=edge_type)
         store._edge_arrays = frozenset(arrays)
-    is_plain = stores.of_all is stores.of_seeds  # which decides in what order batches list what was drawn
-    if content.extra and is_plain:
-        _add_extra(stores, content)
-    _add_sizes(stores, content)
-    if content.extra and not is_plain:
-        _add_extra(stores, content)
-    made: SampledData = stores.batch
-    return made
-
-
-def _add_sizes(stores: Stores, content: Content) -> None:
-    """Write how many nodes and edges the hops have, and promise the edges."""
-    types, apart, asked = content.types, content.apart, ends_of(content.seed_type)
-    stores.of_all._mapping["batch_size"] = sum(per_hop[0] for per_hop in apart.num_sampled)
+    num_seeds = [per_hop[0] for per_hop in apart.num_sampled]
+    for name, array in content.extra.items():
+        if name == SEED_TIME or name.startswith(LABELS_OF_LINKS):  # of the seeds or targets alone
+            store_of_seeds(batch)._mapping[name] = in_types(array, num_seeds) if name == ENDS else array
+            continue
+        for number, store in enumerate(nodes):
+            store._mapping[name] = array if len(nodes) == 1 else array[apart.kinds == number]
+    of_all["batch_size"] = sum(num_seeds)
     if content.coverage is not None:
-        stores.of_all._mapping["coverage"] = content.coverage
-    for kind, store, ids, per_hop in zip(types.node_types, stores.nodes, apart.nodes, apart.num_sampled, strict=True):
-        if store is not stores.of_all:  # a ``Data`` counts them itself
+        of_all["coverage"] = content.coverage
+    for kind, store, ids, per_hop in zip(types.node_types, nodes, apart.nodes, apart.num_sampled, strict=True):
+        if store._mapping is not of_all:  # a ``Data`` counts them itself
             store._mapping["num_nodes"] = ids.numel()
         store._mapping["num_sampled_nodes"] = list(per_hop)
         if kind in asked:
             store._mapping["batch_size"] = per_hop[0]
-    x = {kind: store._mapping.get("x") for kind, store in zip(types.node_types, stores.nodes, strict=True)}
+    _promise_edges(content, nodes, edges)
+    made: SampledData = batch
+    return made
+
+
+def _promise_edges(content: Content, nodes: Sequence[Any], edges: Sequence[Any]) -> None:
+    """Give each edge type its blocks, and promise its edges."""
+    types, apart = content.types, content.apart
+    x = {kind: store._mapping.get("x") for kind, store in zip(types.node_types, nodes, strict=True)}
     upto = {kind: list(accumulate(counts)) for kind, counts in zip(types.node_types, apart.num_sampled, strict=True)}
     is_corrected = "edge_weight" in content.extra
-    for (sender, _, receiver), store, rows in zip(types.edge_types, stores.edges, apart.rows, strict=True):
+    for (sender, _, receiver), store, rows in zip(types.edge_types, edges, apart.rows, strict=True):
         store._mapping["num_sampled_edges"] = list(rows.num_sampled)
         weight, csr = store._mapping.get("edge_weight"), (rows.indptr, rows.indices)
         ends = upto[receiver], upto[sender]
         blocks = blocks_of(*ends, rows.num_sampled, csr, x[sender], weight, is_corrected=is_corrected)
         store.promise(blocks, len(rows.num_sampled))
-
-
-def _add_extra(stores: Stores, content: Content) -> None:
-    """Give each type its rows of what the sampler says of all nodes, and the seeds or targets what it says of them."""
-    num_seeds = [per_hop[0] for per_hop in content.apart.num_sampled]
-    for name, array in content.extra.items():
-        if name == SEED_TIME or name.startswith(LABELS_OF_LINKS):
-            stores.of_seeds._mapping[name] = in_types(array, num_seeds) if name == ENDS else array
-            continue
-        for number, store in enumerate(stores.nodes):
-            store._mapping[name] = array if len(stores.nodes) == 1 else array[content.apart.kinds == number]
 
 
 def pools_of_type(pool_of: PoolOf, kind: str | EdgeType) -> PoolOf:
@@ -359,48 +257,6 @@ def _seed_type(types: TypeNames, apart: Apart, sample: Sample) -> str | EdgeType
     if len(found) > 1:
         raise ValueError(f"The seeds of a batch must be nodes of one type, got some of {found}.")
     return found[0] if found else types.seed_type()
-
-
-class FileRows:
-    """Assembles batches from a graph's files: slower than from its maps, with less memory.
-
-    Args:
-        graph: The graph. Those of its arrays that are in RAM are read there.
-    """
-
-    def __init__(self, graph: Graph) -> None:
-        types, maps = graph.types, all_maps()
-        self._structure = [MappedRows(array, maps) for array in (graph.indptr, graph.indices, types.edge_type)]
-        of_types = [*types.node_arrays.values(), *types.edge_arrays.values()]
-        self._files = {id(array): MappedRows(array, maps) for arrays in of_types for array in arrays.values()}
-
-    def made_of(self, content: Content, *, widen: Widen = True, all_labels: bool = True) -> SampledData:
-        """Make a batch of what is taken of the graph's arrays."""
-        num_labels = [None if all_labels else per_hop[0] for per_hop in content.apart.num_sampled]
-        nodes = [self._read(*taken) for taken in zip(content.nodes, num_labels, strict=True)]
-        content = content._replace(nodes=nodes, edges=[self._read(taken) for taken in content.edges])
-        return made_of(content, widen=widen, all_labels=all_labels)
-
-    def _read(self, taken: Taken, num_labels: int | None = None) -> Taken:
-        """Return the rows that a batch takes of the arrays of a type."""
-        rows = taken.rows
-        if rows is None:
-            return taken
-        read = {
-            name: self.take(array, rows[:num_labels] if name == LABELS else rows)
-            for name, array in taken.arrays.items()
-        }
-        return Taken(read)
-
-    def take(self, array: Tensor, rows: Tensor) -> Tensor:
-        """Return rows of an array; of one that is not the graph's own, such as a copy on a device, from where it is."""
-        file = self._files.get(id(array))
-        return gather_rows(array, rows) if file is None else file.take(rows)
-
-    def release(self) -> None:
-        """Release the pages of edges that sampling has read."""
-        for array in self._structure:
-            array.release()
 
 
 WRITTEN = (
@@ -419,7 +275,6 @@ class BatchSource(ABC):
     """Makes batches of seeds. A batch depends on its seeds and its key alone. A subclass says how a bulk is made.
 
     Args:
-        num_ids: Seeds must lie below this number.
         stream: Brings batches to a device. With None they stay where they are made.
 
     Attributes:
@@ -430,8 +285,8 @@ class BatchSource(ABC):
     is_remote = False
     is_short = False
 
-    def __init__(self, num_ids: int, stream: DeviceStream | None) -> None:
-        self.num_ids, self._stream, self._num_buffers = num_ids, stream, 0
+    def __init__(self, stream: Stream | None) -> None:
+        self._stream, self._num_buffers = stream, 0
         self._pools: dict[str, BufferPool] = {}
 
     @abstractmethod
@@ -460,9 +315,6 @@ class BatchSource(ABC):
         """Set how many batches will exist at a time, so that as many buffers are kept for new ones."""
         self._num_buffers = count
 
-    def spare_memory(self) -> None:  # noqa: B027
-        """From now on, keep no pages of mapped files in memory, if there are any; making batches takes longer."""
-
     def close(self) -> None:
         """Free buffers and memory of the device. The source can be used again."""
         self._pools.clear()
@@ -486,10 +338,8 @@ class GraphSource(BatchSource):
         sampler: Draws the neighbourhoods.
         widen: Convert float16, bfloat16 and int8 with scales to float32 as they are gathered, or all but one type.
         all_labels: Give ``y`` a row for each node, not for each seed alone.
-        num_ids: Seeds must lie below this number. Default: the number of nodes.
         stream: Brings batches to a device. Default: they stay where they are made.
         finish: Makes of each batch what is handed out. Default: the batch itself.
-        crossing: Counts the bytes of batches in RAM that are sent to a device.
     """
 
     def __init__(
@@ -499,17 +349,12 @@ class GraphSource(BatchSource):
         *,
         widen: Widen = True,
         all_labels: bool = True,
-        num_ids: int | None = None,
-        stream: DeviceStream | None = None,
+        stream: Stream | None = None,
         finish: Finish | None = None,
-        crossing: Crossing | None = None,
     ) -> None:
-        if not isinstance(sampler, Sampler) or isinstance(sampler, type):
-            raise TypeError(f"sampler must be one like NeighborSampler([15, 10]), got {sampler!r}.")
-        super().__init__(graph.num_nodes if num_ids is None else num_ids, stream)
+        super().__init__(stream)
         self._graph, self._sampler = graph, sampler
-        self._widen, self._all_labels, self._finish, self._crossing = widen, all_labels, finish, crossing
-        self._files: FileRows | None = None
+        self._widen, self._all_labels, self._finish = widen, all_labels, finish
         self._constant: tuple[Sample, SampledData, list[int]] | None = None
 
     def order(self, seeds: Tensor, seed: int, epoch: int) -> Tensor | None:
@@ -523,9 +368,6 @@ class GraphSource(BatchSource):
         how = graph, sampler, seeds, keys, inputs
         batches = handed_out(partial(self._batches_around, *how), self._stream)
         return batches if self._finish is None else map(self._finish, batches)
-
-    def spare_memory(self) -> None:
-        self._files = FileRows(self._graph)
 
     def close(self) -> None:
         super().close()
@@ -548,28 +390,13 @@ class GraphSource(BatchSource):
         return batches
 
     def _assembled(self, graph: Graph, samples: Sequence[Sample]) -> list[SampledData]:
-        if self._files is not None:
-            self._release(graph)
         how: Any = {"widen": self._widen, "all_labels": self._all_labels}
-        batches = []
-        for sample in samples:
-            if self._files is not None and graph is self._graph:
-                batches.append(self._files.made_of(Content.of(graph, sample), **how))
-            elif sample.is_constant:
-                batches.append(self._of_whole_part(graph, sample, how))
-            else:
-                batches.append(made_of(Content.of(graph, sample), self._pool_of, **how))
-        if self._stream is not None and self._crossing is not None:
-            self._crossing.add(sum(bytes_of(batch) for batch in batches if device_of_batch(batch).type == "cpu"))
-        return batches
-
-    def _release(self, graph: Graph) -> None:
-        if self._files is not None and graph is self._graph:  # a copy on a device has no pages of files
-            self._files.release()
-
-    def _rows_of(self, name: str, array: Tensor, rows: Tensor) -> Tensor:
-        """Return rows of an array, in lent memory."""
-        return gather_rows(array, rows, self._pool_of(name)) if self._files is None else self._files.take(array, rows)
+        return [
+            self._of_whole_part(graph, sample, how)
+            if sample.is_constant
+            else made_of(Content.of(graph, sample), self._pool_of, **how)
+            for sample in samples
+        ]
 
     def _of_whole_part(self, graph: Graph, sample: Sample, how: Any) -> SampledData:
         kept = self._constant

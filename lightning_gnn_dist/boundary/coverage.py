@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least, check_ids, check_instance, check_tensor, is_integer, shown
+from lightning_gnn_dist.checks import check_tensor, is_integer, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.rules import Amount, Fraction, check_fields
 
@@ -40,36 +40,19 @@ class Coverage:
     def __post_init__(self) -> None:
         check_fields(self)
 
-    def of(self, part: Graph, degrees: Tensor, num_own: int) -> Tensor:
+    def weights(self, part: Graph, degrees: Tensor, own: Tensor | slice) -> Tensor:
         """Return the coverage of every node of a part: float32, shape ``(part.num_nodes,)``.
 
         Args:
-            part: The nodes and edges that a rank holds; the nodes that it learns from come first.
+            part: The part.
             degrees: In-degrees of the part's nodes in the whole graph, shape ``(part.num_nodes,)``.
-            num_own: The number of nodes that it learns from; the default prior is their mean.
+            own: Which nodes it learns from; the default prior is their mean.
         """
-        check_instance("part", part, Graph, "a Graph")
-        check_at_least(0, most=part.num_nodes, num_own=num_own)
-        return weights_of(self, part, degrees, slice(num_own))
-
-
-def weights_of(coverage: Coverage, part: Graph, degrees: Tensor, own: Tensor | slice) -> Tensor:
-    """Do as :meth:`Coverage.of` where ``own`` says which nodes the rank learns from."""
-    part.check_whole()
-    check_ids("degrees", degrees, "in-degrees")
-    if degrees.numel() != part.num_nodes:
-        raise ValueError(f"degrees must hold a number for each of {part.num_nodes} nodes, got {shown(degrees)}.")
-    if bool((seen := part.degrees() > degrees).any()):
-        node = int(seen.nonzero()[0])
-        raise ValueError(
-            f"degrees must count in-neighbours in the whole graph, but node {node} of the part has "
-            f"{int(part.degrees()[node])} and degrees says {int(degrees[node])}: give whole.degrees()[n_id]."
-        )
-    prior = 1.0 if coverage.prior is None else coverage.prior
-    if coverage.prior is None and coverage.shrinkage:  # else it counts for nothing
-        plain = _shares(part, degrees, 0.0, 0.0)[own]
-        prior = float(plain.mean()) if plain.numel() else 1.0  # of no nodes: nothing is missing
-    return _shares(part, degrees, coverage.shrinkage, prior)
+        prior = 1.0 if self.prior is None else self.prior
+        if self.prior is None and self.shrinkage:  # else it counts for nothing
+            plain = _shares(part, degrees, 0.0, 0.0)[own]
+            prior = float(plain.mean()) if plain.numel() else 1.0  # of no nodes: nothing is missing
+        return _shares(part, degrees, self.shrinkage, prior)
 
 
 def coverage_mean(losses: Tensor, batch: Any) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import model_helpers, rank_zero_info
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, Passes, in_turn
+from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, in_turn
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.boundary.auto import Auto, boundary_of
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
@@ -32,20 +32,15 @@ from lightning_gnn_dist.checks import (
     check_true_or_false,
 )
 from lightning_gnn_dist.data.plain_ddp import guard_plain_ddp
-from lightning_gnn_dist.data.task import Judged, Task, WholeNodes, evaluation_of
+from lightning_gnn_dist.data.task import NodeTask, Task, evaluation_of
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.access import (
-    check_typed,
-    chosen_seed_type,
-    folder_of,
-    graph_of,
-)
+from lightning_gnn_dist.homes.access import check_typed, chosen_seed_type, folder_of, graph_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding
-from lightning_gnn_dist.homes.run import RunContext, passes_left, warn_of_slow_bfloat16
+from lightning_gnn_dist.homes.run import RunContext, warn_of_slow_bfloat16
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching, Loading
 from lightning_gnn_dist.joint import (
     BringsHooks,
@@ -57,6 +52,7 @@ from lightning_gnn_dist.joint import (
     HasParts,
     Scope,
 )
+from lightning_gnn_dist.layers.choice import Judged
 from lightning_gnn_dist.layers.exactness import Exactness
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.base import Cut, Partition, Partitioner
@@ -194,7 +190,7 @@ class GraphDataModule(LightningDataModule):
     @property
     def num_parts(self) -> int:
         """How many parts there are in this run: one for each rank."""
-        return self._home.num_parts
+        return self._running.num_ranks
 
     def part(self, rank: int, num_parts: int, super_epoch: int = 0) -> Graph:
         """Return what rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
@@ -241,9 +237,8 @@ class GraphDataModule(LightningDataModule):
             self._home.begin_fit()  # first: of a fit before it may be another
         warn_of_slow_bfloat16(trainer)
         self._enter(self._running.agreed(is_fit=is_fit))
-        if is_fit and trainer is not None:
-            if self._running.num_ranks > 1:
-                self.boundary.check_in_fit(trainer)
+        if is_fit and trainer is not None and self._running.num_ranks > 1:
+            self.boundary.check_in_fit(trainer)
             guard_plain_ddp(trainer)  # before DDP takes rows that are not made
         for task in self._tasks:
             task.home.open(task.check, is_fit=is_fit and task is self._task)
@@ -254,23 +249,20 @@ class GraphDataModule(LightningDataModule):
             rank_zero_info(f"batch_size={self.batch_size} is above a rank's {most} seeds: a pass is one batch of all.")
 
     def train_dataloader(self) -> Batches:
-        guard_plain_ddp(self.trainer)
         run, size = self._home.running, self._task.num_batches()
+        if run.trainer is not None and run.num_ranks > 1:
+            guard_plain_ddp(run.trainer)
         place = run.rank, run.num_ranks  # later others may be
         is_cut, coverage = self._home.is_cut, self.coverage
         parts = self._home.parts()
-        passes = Passes(
-            num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
-            num_left=lambda: passes_left(self.trainer, size * parts.turns),
-            overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
-        )
         self._train_batches = Batches(
             lambda phase: self._learning(parts.at(phase), size, place),
             size,
             every=parts.every,
             turns=parts.turns,
             weigh="batch" if is_cut and coverage is not None and coverage.level == "batch" else "node",
-            passes=passes,
+            num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
+            overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
             **self._running.options_of_batches,
         )
         if self._home.exchanges:
@@ -286,9 +278,7 @@ class GraphDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> Batches:
         """Return a loader of this rank's share of the nodes in order; of shards, of all nodes nearly all its own."""
-        loader = self._evaluates(self._judging.predicted(self.predicted))
-        loader.spare_memory()
-        return loader
+        return self._evaluates(self._judging.predicted(self.predicted))
 
     def node_columns(self, ids_of: Path | None) -> Columns:
         """Return how a table names the rows of what is predicted, by the ids of a prepared graph."""
@@ -307,8 +297,6 @@ class GraphDataModule(LightningDataModule):
         """End what runs in the background, and free what it has taken."""
         for loader in self._loaders:
             loader.close()
-        if self._global is not None:
-            self._global.close()
         vars(self).update(self._at_rest())
         for task in self._tasks:
             task.home.close()
@@ -412,17 +400,14 @@ class GraphDataModule(LightningDataModule):
     def _learning_of(self, part: Graph, num_batches: int, place: tuple[int, int], seed: int) -> Learning:
         """Return what training batches of a part are made of. No two parts are dealt alike."""
         rank, num_ranks = place
-        seeds, num_own, inputs, source = self._task.learned(part)
-        deal = Deal(seeds, num_batches, seed * num_ranks + rank, inputs=inputs, num_taken=num_own)
-        return Learning(source, deal)
+        return self._task.learned(part, partial(Deal, num_batches=num_batches, seed=seed * num_ranks + rank))
 
     def _global_batches(self) -> GlobalBatches:
         if self._global is None:
             size = self.global_batching.batch_size or self.batch_size * self._running.num_ranks
             source = self._home.whole_source(self._task.across(self._running.settings.correction_sampler))
             bulk_size = self.loading.bulk_size if source.is_remote else 1  # one question for many batches
-            in_background = self.loading.num_threads > 0
-            more = self._running.dtype, self._task.has_inputs, in_background, lambda: passes_left(self.trainer) > 0
+            more = self._running.dtype, self._task.has_inputs, self.loading.num_threads > 0
             self._global = GlobalBatches(source, self._task.of_corrections(), size, self.seed, bulk_size, *more)
         return self._global
 
@@ -520,7 +505,7 @@ class PartitionedDataModule(GraphDataModule):
             kind = chosen_seed_type(where.types, task, "this one")
             whole = where if kind is None or kind == where.types.seeds else where.with_seeds(kind)
             check_typed(whole.types, settings, asked, whole)
-            learned: Task = WholeNodes(LocalGraph(whole, running, partitioner, holding, asked, coverage), values)
+            learned: Task = NodeTask(LocalGraph(whole, running, partitioner, holding, asked, coverage), values)
             learned.check(whole)
         else:
             cut: Any = {"task": task, "partitioner": partitioner, "holding": holding}

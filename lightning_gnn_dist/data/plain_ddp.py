@@ -13,13 +13,13 @@ from lightning_gnn_dist.joint import RowsOfRanks, WeighsRanks
 from lightning_gnn_dist.wire.replica import Replica
 
 
-def guard_plain_ddp(trainer: Trainer | None) -> None:
+def guard_plain_ddp(trainer: Trainer) -> None:
     """Refuse what torch's DDP spoils, and let its ranks compare weights and optimizers in the fit.
 
     With tables of sparse gradients it divides all other gradients by the ranks once more. The strategies of this
     package exchange such gradients, and compare ranks, themselves.
     """
-    if trainer is None or trainer.world_size == 1 or isinstance(trainer.strategy, WeighsRanks):
+    if isinstance(trainer.strategy, WeighsRanks):
         return
     _refuse_sparse_gradients(trainer)
     callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]

@@ -7,74 +7,28 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batches import Batches, Deal
+from lightning_gnn_dist.batches.batches import Batches, Deal, Learning
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
-from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import seeds_around
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import GraphAccess
-from lightning_gnn_dist.homes.local_graph import LocalGraph, train_nodes
+from lightning_gnn_dist.homes.local_graph import train_nodes
 from lightning_gnn_dist.homes.run import ForgetsRun
-from lightning_gnn_dist.layers.choice import Evaluated, is_limited
-from lightning_gnn_dist.layers.exactness import Exactness, Outlook
-from lightning_gnn_dist.layers.layered_loader import EvaluationLoader, Targets
+from lightning_gnn_dist.layers.choice import Judged, is_limited
+from lightning_gnn_dist.layers.exactness import Exactness
+from lightning_gnn_dist.layers.layered_loader import EvaluationLoader
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.graph.user_ids import Columns
-
-
-class Learned(NamedTuple):
-    """What a rank learns of a part.
-
-    Attributes:
-        seeds: Its nodes or edges, by the ids that the source knows: the rank's own first, then those of other ranks
-            that it learns from too.
-        num_own: How many are its own, which is how many a pass takes.
-        inputs: Where each stands among all training nodes of the graph; None for edges.
-        source: Makes batches of them.
-    """
-
-    seeds: Tensor
-    num_own: int
-    inputs: Tensor | None
-    source: BatchSource
-
-
-class Judged(NamedTuple):
-    """What an evaluation judges.
-
-    Attributes:
-        ids: Nodes, or numbers of held edges, of all ranks.
-        whose: Says of how many there are, for an error.
-        sampler: Returns what draws batches around them, with so many hops more than an evaluation takes.
-        num_ids: They lie below this number. Default: the number of nodes.
-        targets: Returns what a batch of some of them evaluates.
-        dealt: Returns the sampler for so many batches.
-    """
-
-    ids: Tensor | range
-    whose: str
-    sampler: Callable[[int], Sampler]
-    num_ids: int | None = None
-    targets: Callable[[Tensor], Targets] = Targets
-    dealt: Callable[[Sampler, int], Sampler] = lambda sampler, _: sampler
-
-    def check_shared(self, num_ranks: int) -> None:
-        """Refuse fewer of them than there are ranks."""
-        if len(self.ids) < num_ranks:
-            raise ValueError(
-                f"{self.whose}, but {num_ranks} ranks share the evaluation: mark more, take "
-                "fewer ranks, or leave it out, limit_val_batches=0."
-            )
 
 
 def evaluation_of(judged: Judged, home: GraphAccess, exactness: Exactness, data: object) -> Batches:
@@ -86,32 +40,20 @@ def evaluation_of(judged: Judged, home: GraphAccess, exactness: Exactness, data:
         exactness: Says whether figures are those of the whole graph.
         data: The data module, whose hooks may change batches.
     """
-    run, costs = home.running, home.costs
+    run, settings = home.running, home.running.settings
     exactness.check(run.trainer)
-    num_ranks, count = run.num_ranks, len(judged.ids)
-    judged.check_shared(num_ranks)
-    evaluated = Evaluated(judged.ids, lambda ids: judged.targets(ids).nodes.unique(), num_ranks)
+    judged.check_shared(run.num_ranks)
     sampler, model = judged.sampler(0), run.layers_of_model(data, is_typed=have_names(home.types))
-    size = run.settings.evaluation.batch_size or run.settings.batch_size
-    if run.settings.evaluation.batch_size is None and not is_limited(run.trainer):
-        size = costs.batch_size(evaluated, sampler, model)
-    rows, num_batches = costs.ready_rows(evaluated, size, model), evaluated.num_batches(size)
-    sampler = judged.dealt(sampler, num_batches)
-    source = home.evaluation_source(sampler, judged.num_ids)
-    outlook = Outlook(
-        evaluated,
-        lambda more_hops: home.evaluation_source(judged.sampler(more_hops), judged.num_ids),
-        costs.bytes_around,
-        lambda: num_batches == 1 and num_ranks == 1 and costs.is_whole_graph(evaluated.nodes),
-        run.dtype,
-    )
-    look, num_hops = partial(exactness.look, run.trainer, outlook), run.settings.training_sampler.num_hops
-    make = partial(EvaluationLoader, num_hops, look, rows, judged.targets)
-    share, places = (replace(evaluated, ids=ids).share(costs.place) for ids in (judged.ids, range(count)))
-    how = run.options_of_batches
-    if source.is_short:
-        how["bulk_size"] = 1
-    return make(source, Deal(share, num_batches, run.seed, shuffle=False, inputs=places), **how)
+    size = settings.evaluation.batch_size or settings.batch_size
+    if settings.evaluation.batch_size is None and not is_limited(run.trainer):
+        size = home.size_of_evaluation(judged, sampler, model)
+    rows, num_batches = home.ready_rows(judged, size, model), judged.num_batches(size)
+    source = home.evaluation_source(judged.dealt(sampler, num_batches))
+    share, places = (replace(judged, ids=ids).share(home.place) for ids in (judged.ids, range(len(judged.ids))))
+    learning = Learning(source, Deal(share, num_batches, run.seed, shuffle=False, inputs=places))
+    look = partial(exactness.look, judged, home, num_batches)
+    how = run.options_of_batches | ({"bulk_size": 1} if source.is_short else {})
+    return EvaluationLoader(settings.training_sampler.num_hops, look, rows, judged, learning, **how)
 
 
 class Task(ForgetsRun, ABC):
@@ -154,8 +96,10 @@ class Task(ForgetsRun, ABC):
         """Return all training nodes of the whole graph or the rank's own, or the positions of all training edges."""
 
     @abstractmethod
-    def learned(self, part: Graph) -> Learned:
-        """Return what the rank learns of a part, after a check of its values."""
+    def learned(self, part: Graph, deal: Callable[..., Deal]) -> Learning:
+        """Return what batches of a part are made of, after a check of its values; ``deal`` takes what :class:`Deal`
+        does but for the number of batches and the seed. The rank's own seeds come first.
+        """
 
     def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor | None:
         """Return where each seed of a part stands among all training nodes of the graph, or None for edges."""
@@ -203,18 +147,6 @@ class NodeTask(Task):
 
     has_inputs = True
 
-    @abstractmethod
-    def own_seeds(self, part: Graph) -> Tensor:
-        """Return the training nodes of a part that are the rank's own."""
-
-    @abstractmethod
-    def own_nodes(self, part: Graph) -> Tensor:
-        """Return the nodes of a part that are the rank's own."""
-
-    @abstractmethod
-    def own_training(self) -> tuple[Tensor, Tensor, int]:
-        """Return the rank's own training nodes by their ids in the graph, where each stands, and how many all have."""
-
     def check(self, rows: Graph) -> None:
         ours, *others = self.home.running.settings.samplers
         if isinstance(ours, SeesByTime):
@@ -222,21 +154,31 @@ class NodeTask(Task):
                 other.check_graph(rows)  # type: ignore[attr-defined]  # it has the same times
             ours.check_data(rows)
 
-    def of_corrections(self) -> Tensor | OwnSeeds:
-        run = self.home.running
-        if run.settings.global_batching.deal != "own":
-            return self.home.split("train")
-        return OwnSeeds(*self.own_training(), run.rank, run.num_ranks)
+    def check_whole(self, graph: Graph) -> None:
+        self.values.of_labels(graph, train_nodes(graph), "train_mask")
+        super().check_whole(graph)
 
-    def learned(self, part: Graph) -> Learned:
-        home, own = self.home, self.own_seeds(part)
+    def begin(self, *, is_fit: bool) -> None:
+        self.home.begin_nodes(self.num_batches, is_fit=is_fit)
+
+    def most(self) -> int:
+        return self.home.most_nodes()
+
+    def of_corrections(self) -> Tensor:
+        return self.home.split("train")
+
+    def learned(self, part: Graph, deal: Callable[..., Deal]) -> Learning:
+        home, own = self.home, self.home.own_seeds(part)
         self.values.of_training(part, own)
         seeds, source = home.training_source(part, own, home.running.settings.training_sampler)
         if (hops := home.boundary.seed_hops) and home.is_cut:
-            around = seeds_around(part, self.own_nodes(part), home.shown(part).node_arrays["train_mask"], hops)
+            around = seeds_around(part, home.own_nodes(part), home.shown(part).node_arrays["train_mask"], hops)
             self.values.of_labels(part, around, "train_mask")
             seeds = torch.cat([seeds, around])
-        return Learned(seeds, own.numel(), self.inputs_of(part, seeds), source)
+        return Learning(source, deal(seeds, inputs=self.inputs_of(part, seeds), num_taken=own.numel()))
+
+    def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        return self.home.places_of(part, seeds)
 
     def across(self, sampler: Sampler) -> Sampler:
         return sampler
@@ -248,44 +190,7 @@ class NodeTask(Task):
         return judged_nodes(self.home, nodes, f"{name}_mask marks")
 
 
-class WholeNodes(NodeTask):
-    """Nodes of a graph that every host has."""
-
-    home: LocalGraph
-
-    def check_whole(self, graph: Graph) -> None:
-        self.values.of_labels(graph, train_nodes(graph), "train_mask")
-        super().check_whole(graph)
-
-    def begin(self, *, is_fit: bool) -> None:
-        if is_fit and self.home.is_cut:
-            self.home.check_run(self.num_batches())
-
-    def most(self) -> int:
-        return self.home.plan.most_seeds()
-
-    def own_seeds(self, part: Graph) -> Tensor:
-        seeds = part.split("train")
-        return seeds if part is not self.home.whole or self.home.num_parts == 1 else seeds[self._is_own(seeds)]
-
-    def own_nodes(self, part: Graph) -> Tensor:
-        return self._is_own(part.node_arrays["n_id"]).nonzero().view(-1)
-
-    def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
-        rows = seeds if part is self.home.whole else part.node_arrays["n_id"][seeds]
-        return torch.searchsorted(self.home.split("train"), rows)
-
-    def own_training(self) -> tuple[Tensor, Tensor, int]:
-        seeds = self.home.split("train")
-        own = self._is_own(seeds).nonzero().view(-1)
-        return seeds[own], own, seeds.numel()
-
-    def _is_own(self, nodes: Tensor) -> Tensor:
-        """Return which nodes of the whole graph are learned from where this rank's part is, in super-epoch 0."""
-        return self.home.plan.by_rank().assignment[nodes] == self.home.running.rank
-
-
 def judged_nodes(home: GraphAccess, nodes: Tensor, whose: str) -> Judged:
     """Return nodes as what is judged; ``whose`` begins a sentence about how many there are."""
-    sampler: Callable[[int], Sampler] = home.running.sampler_of_evaluation
-    return Judged(nodes, f"{whose} {nodes.numel()} nodes", sampler)
+    run = home.running
+    return Judged(nodes, run.num_ranks, f"{whose} {nodes.numel()} nodes", run.sampler_of_evaluation)

@@ -13,16 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.engine.intrinsics import RUN
-from lightning_gnn_dist.engine.kernels import (
-    AT_ONCE,
-    DAMAGED,
-    ONE_TYPE,
-    REPEATED_SEED,
-    Array,
-    Csr,
-    Table,
-    Work,
-)
+from lightning_gnn_dist.engine.kernels import AT_ONCE, DAMAGED, ONE_TYPE, REPEATED_SEED, Array, Csr, Table, Work
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -19,16 +18,14 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, TypeRanges, have_names
 from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.layers.choice import Counter, Evaluated, seeds_at_once
-from lightning_gnn_dist.layers.layer_pass import Pass, pass_over
+from lightning_gnn_dist.layers.choice import Judged
 from lightning_gnn_dist.layers.layered_loader import ReadyRows
 from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.layers.through_layers import Layer
 from lightning_gnn_dist.names import EXTENSIONS, extension
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
+from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.wire.channel import Channel
 
 Shown = Callable[[Graph], Graph]
 
@@ -59,69 +56,6 @@ class Phases(NamedTuple):
     turns: int = 1
 
 
-class Costs:
-    """Counts what an evaluation costs, so that it is done at the least cost.
-
-    All ranks have the graph, so they find the same without a word.
-
-    Args:
-        home: Where the graph lives, whose ``graph`` is the whole one as batches show it.
-    """
-
-    def __init__(self, home: Any) -> None:
-        self._home = home
-
-    @property
-    def _running(self) -> RunContext:
-        run: RunContext = self._home.running
-        return run
-
-    @property
-    def place(self) -> int:
-        """The place of this rank's share among the equal shares of an evaluation."""
-        return self._running.rank
-
-    def batch_size(self, evaluated: Evaluated, sampler: Sampler, model: ModelLayers | None) -> int:
-        """Return how many seeds a batch has, the same on all ranks. Collective."""
-        size, budget = self._running.settings.batch_size, self._running.bytes_of_evaluation
-        if self._running.settings.evaluation.sampler is not None:
-            return size
-        if isinstance(self._running.sampler_of_evaluation(), SeesByTime):
-            return seeds_at_once(self._home.graph, sampler, evaluated, self._counter(), size, budget)
-        return self._counter().batch_size(evaluated, size, budget)
-
-    def ready_rows(self, evaluated: Evaluated, batch_size: int, model: ModelLayers | None) -> ReadyRows | None:
-        """Return what computes the rows of all seeds layer by layer, or None where batches do it at less cost."""
-        if model is None or not (model.are_better or self._counter().is_cheaper_by_layer(evaluated, batch_size)):
-            return None
-        run, (seeds, num_ranks) = self._running, (evaluated.nodes, evaluated.num_ranks)
-        if model.norm is not None:  # such a layer takes all rows at once, so every rank computes them
-            seeds, num_ranks = torch.arange(self._home.graph.num_nodes), 1
-
-        def pass_of(model: ModelLayers, channel: Channel, own: Callable[[], Tensor]) -> Pass:
-            own_seeds = own if model.norm is None else lambda: seeds
-            return pass_over(self._home.graph, seeds, own_seeds, model, channel, run.work)
-
-        assert run.trainer is not None
-        return ReadyRows(run.trainer, pass_of, num_ranks)
-
-    def bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
-        """Return the bytes of a batch around each of some lists of nodes, with one hop more than an evaluation has.
-
-        None where these are more than ``most``, or where that hop brings no edge. Collective.
-        """
-        counter = self._counter(1)
-        return [counter.bytes_around(nodes, most) for nodes in some]
-
-    def is_whole_graph(self, seeds: Tensor) -> bool:
-        """Return whether a batch of an evaluation around these nodes is known to be the whole graph."""
-        return self._counter().is_whole_graph(seeds)
-
-    def _counter(self, more_hops: int = 0) -> Counter:
-        num_hops = self._running.sampler_of_evaluation(more_hops).num_hops
-        return Counter(self._home.graph, num_hops, self._running.module)
-
-
 class GraphAccess(ForgetsRun, ABC):
     """Where the graph lives, and which part of it this rank trains on.
 
@@ -140,11 +74,6 @@ class GraphAccess(ForgetsRun, ABC):
         self._outside: tuple[Boundary, Outside | None] | None = None
 
     # The graph.
-
-    @property
-    @abstractmethod
-    def costs(self) -> Costs:
-        """What an evaluation costs here."""
 
     @property
     @abstractmethod
@@ -226,11 +155,6 @@ class GraphAccess(ForgetsRun, ABC):
     # The part.
 
     @property
-    def num_parts(self) -> int:
-        """How many parts of the graph are trained on at a time."""
-        return self.running.num_ranks
-
-    @property
     def is_cut(self) -> bool:
         """Whether this rank trains on less than the whole graph."""
         return self.running.num_ranks > 1 and not self.boundary.sees_whole_graph
@@ -275,6 +199,28 @@ class GraphAccess(ForgetsRun, ABC):
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
         return None
 
+    # Training nodes.
+
+    @abstractmethod
+    def begin_nodes(self, num_batches: Callable[[], int], *, is_fit: bool) -> None:
+        """Refuse ranks with no node to learn; ``num_batches`` returns the batches of a pass. Collective."""
+
+    @abstractmethod
+    def most_nodes(self) -> int:
+        """Return how many nodes the rank learns that learns most, the same on all ranks."""
+
+    @abstractmethod
+    def own_nodes(self, part: Graph) -> Tensor:
+        """Return the nodes of a part that are the rank's own."""
+
+    @abstractmethod
+    def own_seeds(self, part: Graph) -> Tensor:
+        """Return the training nodes of a part that are the rank's own."""
+
+    @abstractmethod
+    def places_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        """Return where each seed of a part stands among all training nodes of the graph."""
+
     # Batches.
 
     @abstractmethod
@@ -282,12 +228,40 @@ class GraphAccess(ForgetsRun, ABC):
         """Return seeds of a part, by the ids that the source of their batches knows, and this source."""
 
     @abstractmethod
-    def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
-        """Return the source of batches of the whole graph. Seeds lie below ``num_ids``, by default below its nodes."""
+    def whole_source(self, sampler: Sampler) -> BatchSource:
+        """Return the source of batches of the whole graph."""
 
-    def evaluation_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:  # optional
+    def evaluation_source(self, sampler: Sampler) -> BatchSource:  # optional
         """Return the same for an evaluation, which may spare memory."""
-        return self.whole_source(sampler, num_ids)
+        return self.whole_source(sampler)
+
+    # What an evaluation costs.
+
+    @property
+    def place(self) -> int:
+        """The place of this rank's share among the equal shares of an evaluation."""
+        return self.running.rank
+
+    @abstractmethod
+    def size_of_evaluation(self, judged: Judged, sampler: Sampler, model: ModelLayers | None) -> int:
+        """Return how many seeds a batch has, the same on all ranks. Collective."""
+
+    @abstractmethod
+    def ready_rows(self, judged: Judged, batch_size: int, model: ModelLayers | None) -> ReadyRows | None:
+        """Return what computes the rows of all seeds layer by layer, or None where batches do it at less cost."""
+
+    @abstractmethod
+    def bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
+        """Return the bytes of a batch around each of some lists of nodes, with one hop more than an evaluation has.
+
+        None where these are more than ``most``, or where that hop brings no edge. Collective.
+        """
+
+    def is_whole_graph(self, seeds: Tensor) -> bool:
+        """Return whether a batch of an evaluation around these nodes is known to be the whole graph."""
+        return False
+
+    # Rows of nodes outside the part.
 
     @abstractmethod
     def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:

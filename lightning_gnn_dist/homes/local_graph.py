@@ -15,7 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_gnn_dist.batches.source import BatchSource, Crossing, Finish, GraphSource
+from lightning_gnn_dist.batches.source import BatchSource, Finish, GraphSource
 from lightning_gnn_dist.boundary.auto import Auto, Parts, Pass, chosen, kept, short_name
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
@@ -25,24 +25,22 @@ from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.homes.access import Costs, GraphAccess, Owners, Phases, Shown
+from lightning_gnn_dist.homes.access import GraphAccess, Owners, Phases, Shown
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
-from lightning_gnn_dist.homes.residency import (
-    Fixed,
-    Holding,
-    KeepsChunks,
-    Residency,
-    bytes_held,
-    default_period,
-    held_by_all,
-)
+from lightning_gnn_dist.homes.residency import Fixed, Holding, Residency, bytes_held, default_period, held_by_all
 from lightning_gnn_dist.homes.run import Host, RunContext
 from lightning_gnn_dist.joint import TrainsReplicasApart
+from lightning_gnn_dist.layers.choice import Counter, Judged, seeds_at_once
+from lightning_gnn_dist.layers.layer_pass import Pass as LayersPass
+from lightning_gnn_dist.layers.layer_pass import pass_over
+from lightning_gnn_dist.layers.layered_loader import ReadyRows
+from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, whole_graph_arrays
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.base import Cut, Partition, Partitioner, learned_from
-from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.memory import memory_bytes
 
 _BESIDE = 1 << 28  # bytes of a rank beside what it holds of a graph and of batches, at most
@@ -107,9 +105,9 @@ class Plan:
     def partition(self) -> Partition:
         """The partition, from the cache or computed and put there."""
         num_chunks, partitioner = self.residency.num_chunks(self.num_parts), self.partitioner
-        if isinstance(partitioner, KeepsChunks):  # the graph itself is where they are kept
-            return partitioner(self.graph, num_chunks, self.seed)
         if not isinstance(partitioner, Partition):
+            if hasattr(partitioner, "reader"):  # the graph itself is where they are kept
+                return partitioner(self.graph, num_chunks, self.seed)
             of = self.graph, partitioner, num_chunks, self.seed, self.holding.cache_dir
             found: Partition = extension("kept partition")(*of)
             return found
@@ -135,7 +133,7 @@ class Plan:
 
     def reader(self, rank: int, boundary: Boundary, coverage: Coverage | None) -> PartReader:
         """Return the reader of one rank's parts."""
-        read_chunks = self.partitioner.reader(self.graph) if isinstance(self.partitioner, KeepsChunks) else None
+        read_chunks = self.partitioner.reader(self.graph) if hasattr(self.partitioner, "reader") else None
         place = self.partition, self.holding, rank, self.num_parts, self.seed
         return PartReader(self.graph, *place, boundary, coverage, read_chunks)
 
@@ -152,34 +150,14 @@ class Plan:
         owners = self.by_rank().assignment[learned_from(self.graph, self.graph.types.seeds)]
         return owners.bincount(minlength=self.num_parts).tolist()
 
-    def most_seeds(self) -> int:
-        """Return the number of training nodes of the rank that has most in any of the first 16 super-epochs."""
-        if not self.has_parts:
-            return train_nodes(self.graph).numel()
-        return self.most(*self._train_nodes_of_ranks())
+    def most_seeds(self, num_super_epochs: int | None = None) -> int:
+        """Return the number of training nodes of the rank that has most in any of so many super-epochs.
 
-    def most(self, what: str, count: CountSeeds, otherwise: str) -> int:
-        """Return the number of seeds of the rank that has most in any of the first 16 super-epochs.
-
-        Every rank sees the same counts, so all of them raise or none.
-
-        Args:
-            what: The number and name of the seeds, for an error.
-            count: Maps the rank of each chunk, shape ``(num_chunks,)``, to the seeds of each rank.
-            otherwise: What else than fewer ranks gives each rank seeds.
+        Refuse it if some rank has none in one of them. All ranks raise or none.
         """
-        super_epochs = range(max(_HORIZON, self.turns) if self.changes else 1)
-        return max(int(self._seeds_of_ranks(s, what, count, otherwise).max()) for s in super_epochs)
-
-    def check_run(self, num_super_epochs: float) -> None:
-        """Refuse a run in which some rank has no training node in some super-epoch. All ranks raise or none."""
-        if self.changes:
-            of_ranks = self._train_nodes_of_ranks()
-            for super_epoch in range(math.ceil(min(num_super_epochs, _LONGEST))):
-                self._seeds_of_ranks(super_epoch, *of_ranks)
-
-    def _train_nodes_of_ranks(self) -> tuple[str, CountSeeds, str]:
         nodes = train_nodes(self.graph)
+        if not self.has_parts:
+            return nodes.numel()
         per_chunk = torch.bincount(self.partition.assignment[nodes], minlength=self.partition.num_parts)
         otherwise = 'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes'
 
@@ -187,18 +165,31 @@ class Plan:
             is_held = owner >= 0
             return torch.bincount(owner[is_held], per_chunk[is_held], self.num_parts)
 
-        what = f"{nodes.numel()} training nodes"
-        return what, count, otherwise if self.turns == 1 else "hold more chunks at a time"
+        otherwise = otherwise if self.turns == 1 else "hold more chunks at a time"
+        return self.most(f"{nodes.numel()} training nodes", count, otherwise, num_super_epochs)
 
-    def _seeds_of_ranks(self, super_epoch: int, what: str, count: CountSeeds, otherwise: str) -> Tensor:
-        seeds = count(self.owner(super_epoch))
-        if bool((seeds == 0).any()):
-            when = f" in super-epoch {super_epoch}" if self.changes else ""
-            raise ValueError(
-                f"The chunks of rank {int(seeds.argmin())} of {self.num_parts} hold none of the {what}{when}, so it "
-                f"would have nothing to learn from: use fewer ranks, {otherwise}."
-            )
-        return seeds
+    def most(self, what: str, count: CountSeeds, otherwise: str, num_super_epochs: int | None = None) -> int:
+        """Return the number of seeds of the rank that has most in any of some super-epochs; refuse ranks without any.
+
+        Every rank sees the same counts, so all of them raise or none.
+
+        Args:
+            what: The number and name of the seeds, for an error.
+            count: Maps the rank of each chunk, shape ``(num_chunks,)``, to the seeds of each rank.
+            otherwise: What else than fewer ranks gives each rank seeds.
+            num_super_epochs: How many are looked at where parts change. Default: the first 16.
+        """
+        looked_at, most = max(_HORIZON, self.turns) if num_super_epochs is None else num_super_epochs, 0
+        for super_epoch in range(looked_at if self.changes else 1):
+            seeds = count(self.owner(super_epoch))
+            if bool((seeds == 0).any()):
+                when = f" in super-epoch {super_epoch}" if self.changes else ""
+                raise ValueError(
+                    f"The chunks of rank {int(seeds.argmin())} of {self.num_parts} hold none of the {what}{when}, so "
+                    f"it would have nothing to learn from: use fewer ranks, {otherwise}."
+                )
+            most = max(most, int(seeds.max()))
+        return most
 
 
 class LocalGraph(GraphAccess):
@@ -249,7 +240,6 @@ class LocalGraph(GraphAccess):
         self._take(self.asked)
         self._parts: PartSwitcher | None = None
         self._period: int | None = None
-        self.crossing = Crossing()
 
     # The graph.
 
@@ -257,10 +247,6 @@ class LocalGraph(GraphAccess):
     def graph(self) -> Graph:
         """The graph, as batches show it."""
         return self.shown(self.whole)
-
-    @cached_property
-    def costs(self) -> Costs:
-        return Costs(self)
 
     @property
     def fingerprint(self) -> str:
@@ -300,13 +286,13 @@ class LocalGraph(GraphAccess):
     @property
     def plan(self) -> Plan:
         """How the graph is cut in this run."""
-        return self.plan_for(self.num_parts)
+        return self.plan_for(self.running.num_ranks)
 
     def plan_for(self, num_parts: int) -> Plan:
         """Return how the graph is cut for a number of ranks, or hosts."""
         trainer = self.running.trainer
         to_averages = trainer is not None and isinstance(trainer.strategy, TrainsReplicasApart)
-        key = num_parts, to_averages and isinstance(self.holding.residency, Fixed), self.num_parts > 1
+        key = num_parts, to_averages and isinstance(self.holding.residency, Fixed), self.running.num_ranks > 1
         if key not in self._plans:
             seed = self.running.settings.seed_of_parts
             self._plans[key] = Plan(self.whole, self._partitioner, self.holding, num_parts, seed, *key[1:])
@@ -318,7 +304,7 @@ class LocalGraph(GraphAccess):
         if self.running.stage == TrainerFn.FITTING and self.plan.has_parts:
             # An error here would stop this rank alone. In setup() all ranks meet it, and stop together.
             with suppress(ValueError, TypeError):
-                self.partition(self.num_parts)
+                self.partition(self.running.num_ranks)
 
     def begin_fit(self) -> None:
         if not self.plan.has_parts:
@@ -338,22 +324,6 @@ class LocalGraph(GraphAccess):
                 self.plan, self.running, is_cut=self.is_cut, sweeps=self._shown_edges is None
             )
 
-    def check_run(self, num_batches: int) -> None:
-        """Refuse a fit of so many batches in a pass in which some rank has nothing to learn in some super-epoch.
-
-        All ranks raise or none. Each epoch counts as if it were a pass.
-        """
-        trainer, every = self.running.trainer, self.every()
-        if every is None:
-            return
-        num_super_epochs = 1.0
-        if trainer is not None:
-            steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
-            epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
-            passes = min(steps * trainer.accumulate_grad_batches / num_batches, epochs * self.plan.turns)
-            num_super_epochs = passes / every
-        self.plan.check_run(num_super_epochs)
-
     def close(self) -> None:
         super().close()
         if self._parts is not None:
@@ -363,7 +333,7 @@ class LocalGraph(GraphAccess):
                 sources.close(self.graph)
 
     def at_rest(self) -> dict[str, Any]:
-        mine = {"_parts": None, "_evaluation": None, "crossing": Crossing()}
+        mine = {"_parts": None, "_evaluation": None}
         return super().at_rest() | mine
 
     def state(self) -> dict[str, Any]:
@@ -381,7 +351,7 @@ class LocalGraph(GraphAccess):
     @property
     def figures(self) -> dict[str, float]:
         """Numbers to log: the bus, rows that are read from files, what switching parts cost, the part's coverage."""
-        figures = self.crossing.figures if self.crossing.num_bytes or self.crossing.asked else {}
+        figures = dict[str, float]()
         for each in (self._evaluation, self._sources, self._parts):
             figures |= {} if each is None else each.figures
         return figures
@@ -453,7 +423,7 @@ class LocalGraph(GraphAccess):
     def own_parts(self) -> PartSwitcher:
         """Return the parts of this rank."""
         if self._parts is None:
-            reader = self._reader(self.running.rank, self.num_parts)
+            reader = self._reader(self.running.rank, self.running.num_ranks)
             self._parts = PartSwitcher(reader, in_background=self.running.settings.loading.num_threads > 0)
         return self._parts
 
@@ -484,13 +454,49 @@ class LocalGraph(GraphAccess):
 
         Of lost neighbours this rank's part is the sample. Parts that change are not judged.
         """
-        if self.num_parts == 1 or self.every() is not None:
+        if self.running.num_ranks == 1 or self.every() is not None:
             return None
         self.running_part()  # whose nodes ``uncovered`` counts
         uncovered, seeds = self.uncovered
         judge = extension("advice on averaging")
         reason: str | None = judge(self.graph, self.plan.by_rank(), uncovered / max(seeds, 1))
         return reason
+
+    # Training nodes.
+
+    def begin_nodes(self, num_batches: Callable[[], int], *, is_fit: bool) -> None:
+        """Refuse a fit in which some rank has nothing to learn in some super-epoch. All ranks raise or none.
+
+        Each epoch counts as if it were a pass.
+        """
+        trainer, every = self.running.trainer, self.every()
+        if not is_fit or not self.is_cut or every is None:
+            return
+        num_super_epochs = 1.0
+        if trainer is not None:
+            steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
+            epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
+            passes = min(steps * trainer.accumulate_grad_batches / num_batches(), epochs * self.plan.turns)
+            num_super_epochs = passes / every
+        self.plan.most_seeds(math.ceil(min(num_super_epochs, _LONGEST)))
+
+    def most_nodes(self) -> int:
+        return self.plan.most_seeds()
+
+    def own_nodes(self, part: Graph) -> Tensor:
+        return self._is_own(part.node_arrays["n_id"]).nonzero().view(-1)
+
+    def own_seeds(self, part: Graph) -> Tensor:
+        seeds = part.split("train")
+        return seeds if part is not self.whole or self.running.num_ranks == 1 else seeds[self._is_own(seeds)]
+
+    def places_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        rows = seeds if part is self.whole else part.node_arrays["n_id"][seeds]
+        return torch.searchsorted(self.split("train"), rows)
+
+    def _is_own(self, nodes: Tensor) -> Tensor:
+        """Return which nodes of the whole graph are learned from where this rank's part is, in super-epoch 0."""
+        return self.plan.by_rank().assignment[nodes] == self.running.rank
 
     # Batches.
 
@@ -500,10 +506,10 @@ class LocalGraph(GraphAccess):
         graph, finish = outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
         return seeds, self.source(graph, sampler, finish=finish)
 
-    def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
-        return self.source(self.graph, sampler, num_ids)
+    def whole_source(self, sampler: Sampler) -> BatchSource:
+        return self.source(self.graph, sampler)
 
-    def evaluation_source(self, sampler: Sampler, num_ids: int | None = None) -> BatchSource:
+    def evaluation_source(self, sampler: Sampler) -> BatchSource:
         """Return the same, which reads rows of files ahead where the graph is larger than what is free.
 
         Through a map each row would bring many pages, which drive out others that are needed.
@@ -512,23 +518,50 @@ class LocalGraph(GraphAccess):
             host = Host.here(self.running.num_ranks)
             if self.graph.num_bytes > host.free:
                 self._evaluation = extension("rows in files").beyond_memory(self.graph, host)
-        return self.source(self.graph, sampler, num_ids, sources=self._sources or self._evaluation)
+        return self.source(self.graph, sampler, sources=self._sources or self._evaluation)
 
-    def source(
-        self,
-        graph: Graph,
-        sampler: Sampler,
-        num_ids: int | None = None,
-        finish: Finish | None = None,
-        sources: Any = None,
-    ) -> BatchSource:
+    def source(self, graph: Graph, sampler: Sampler, finish: Finish | None = None, sources: Any = None) -> BatchSource:
         """Return the source of batches of a part or of the whole graph, made where ``loading`` says."""
         if (sources := sources or self._sources) is not None:
-            made: BatchSource | None = sources.source(self, graph, sampler, num_ids, finish)
+            made: BatchSource | None = sources.source(self, graph, sampler, finish)
             if made is not None:
                 return made
-        how = {"num_ids": num_ids, "finish": finish} | self.running.options_of_sources
-        return GraphSource(graph, sampler, crossing=self.crossing, **how)
+        return GraphSource(graph, sampler, finish=finish, **self.running.options_of_sources)
+
+    # What an evaluation costs. All ranks have the graph, so they find the same without a word.
+
+    def size_of_evaluation(self, judged: Judged, sampler: Sampler, model: ModelLayers | None) -> int:
+        run = self.running
+        size, budget = run.settings.batch_size, run.bytes_of_evaluation
+        if run.settings.evaluation.sampler is not None:
+            return size
+        if isinstance(run.sampler_of_evaluation(), SeesByTime):
+            return seeds_at_once(self.graph, sampler, judged, self._counter(), size, budget)
+        return self._counter().batch_size(judged, size, budget)
+
+    def ready_rows(self, judged: Judged, batch_size: int, model: ModelLayers | None) -> ReadyRows | None:
+        if model is None or not (model.are_better or self._counter().is_cheaper_by_layer(judged, batch_size)):
+            return None
+        run, (seeds, num_ranks) = self.running, (judged.nodes, judged.num_ranks)
+        if model.norm is not None:  # such a layer takes all rows at once, so every rank computes them
+            seeds, num_ranks = torch.arange(self.graph.num_nodes), 1
+
+        def pass_of(model: ModelLayers, channel: Channel, own: Callable[[], Tensor]) -> LayersPass:
+            own_seeds = own if model.norm is None else lambda: seeds
+            return pass_over(self.graph, seeds, own_seeds, model, channel, run.work)
+
+        assert run.trainer is not None
+        return ReadyRows(run.trainer, pass_of, num_ranks)
+
+    def bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
+        counter = self._counter(1)
+        return [counter.bytes_around(nodes, most) for nodes in some]
+
+    def is_whole_graph(self, seeds: Tensor) -> bool:
+        return self._counter().is_whole_graph(seeds)
+
+    def _counter(self, more_hops: int = 0) -> Counter:
+        return Counter(self.graph, self.running.sampler_of_evaluation(more_hops).num_hops, self.running.module)
 
     # Rows of nodes outside the part.
 

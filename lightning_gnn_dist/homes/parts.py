@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batches import THREAD_NAME
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, PartRows, RowReading, around, edges_among
-from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
+from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.graph.graph import Graph, bytes_per_edge, bytes_per_node, checked_graph, reopened, typed_graph
 from lightning_gnn_dist.graph.rows import (
     Lookup,
@@ -87,7 +87,7 @@ class PartReader:
         part.node_arrays["train_mask"] = is_own & learned_from(part, self.graph.types.seeds)
         if self.coverage is not None:
             degrees = degrees_of(graph.indptr, part.node_arrays["n_id"])
-            part.node_arrays["coverage"] = weights_of(self.coverage, part, degrees, is_own)
+            part.node_arrays["coverage"] = self.coverage.weights(part, degrees, is_own)
         return replace(found, seconds=time.perf_counter() - started)
 
     def _opened(self) -> Graph:

@@ -8,18 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, NamedTuple, Protocol, runtime_checkable
+from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lightning_gnn_dist.checks import (
-    check_at_least,
-    check_below,
-    check_folder,
-    check_seed,
-)
+from lightning_gnn_dist.checks import check_folder
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.joint import Scope
@@ -44,23 +39,11 @@ class Held(NamedTuple):
 
 
 @runtime_checkable
-class KeepsChunks(Protocol):
-    """A partitioner of a graph whose files hold chunk after chunk."""
-
-    def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
-        """Return the partition that the files have."""
-
-    def reader(self, graph: Graph) -> ReadChunks:
-        """Return what reads some chunks of a graph."""
-
-
-@runtime_checkable
 class Residency(Protocol):
     """Deals chunks to ranks. To add a way, write a frozen dataclass with ``sweep`` and ``held``."""
 
     def num_chunks(self, world_size: int) -> int:
         """Return the number of chunks that the graph is cut into: where it is not overridden, one for each rank."""
-        check_at_least(1, world_size=world_size)
         return world_size
 
     def sweep(self, world_size: int) -> int:
@@ -73,15 +56,17 @@ class Residency(Protocol):
 
     def turns(self, world_size: int) -> int:
         """Return the super-epochs of an epoch, in which each chunk is a rank's own once: 1, each in every one."""
-        check_at_least(1, world_size=world_size)
         return 1
 
     def of_graph(self, graph: Graph) -> Residency:
         """Return the residency for a graph, with a number for all that was left open: nothing, so itself."""
         return self
 
-    def partitioner(self, graph: Graph) -> KeepsChunks | None:
-        """Return what cuts a graph where no partitioner was named. None: what suits the strategy and the size."""
+    def partitioner(self, graph: Graph) -> Any:
+        """Return what cuts a graph where no partitioner was named. None: what suits the strategy and the size.
+
+        Of a graph whose files hold chunk after chunk it has a method ``reader``, which returns what reads some.
+        """
         return None
 
     def check_beside(self, every: int | None, extra_nodes: float) -> None:
@@ -93,24 +78,14 @@ class Residency(Protocol):
         return None
 
 
-def check_place(super_epoch: int, rank: int, world_size: int, seed: int) -> None:
-    """Refuse arguments of ``held`` that are none."""
-    check_at_least(1, world_size=world_size)
-    check_at_least(0, super_epoch=super_epoch)
-    check_below(world_size, "ranks", rank=rank)
-    check_seed(seed)
-
-
 @dataclass(frozen=True)
 class Fixed(Residency):
     """Each rank holds one chunk, which never changes."""
 
     def sweep(self, world_size: int) -> int:
-        check_at_least(1, world_size=world_size)
         return 1
 
     def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
-        check_place(super_epoch, rank, world_size, seed)
         return Held((rank,))
 
     def check_beside(self, every: int | None, extra_nodes: float) -> None:
@@ -132,11 +107,9 @@ class Rotate(Residency):
     """
 
     def sweep(self, world_size: int) -> int:
-        check_at_least(1, world_size=world_size)
         return max(1, world_size - 1)
 
     def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
-        check_place(super_epoch, rank, world_size, seed)
         if world_size == 1:
             return Held((rank,))
         return Held((rank,), ((rank + 1 + super_epoch % (world_size - 1)) % world_size,))
@@ -156,7 +129,6 @@ class Redeal(Residency):
         check_fields(self)
 
     def num_chunks(self, world_size: int) -> int:
-        check_at_least(1, world_size=world_size)
         if self.num_supernodes < world_size:
             raise ValueError(
                 f"num_supernodes ({self.num_supernodes}) must be at least the number of ranks ({world_size}): every "
@@ -165,12 +137,10 @@ class Redeal(Residency):
         return self.num_supernodes
 
     def sweep(self, world_size: int) -> int:
-        check_at_least(1, world_size=world_size)
         # Two super-nodes meet on a rank with probability 1 / P, so after P deals most of them have.
         return world_size
 
     def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
-        check_place(super_epoch, rank, world_size, seed)
         dealt = deal(self.num_supernodes, world_size, (int(seed) + Purpose.DEALS) * 2**20 + int(super_epoch))
         return Held(tuple((dealt == rank).nonzero().view(-1).tolist()))
 

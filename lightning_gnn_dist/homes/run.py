@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -184,19 +183,6 @@ class RunContext:
         if self.module is None or not settings.evaluates_whole_rows or settings.leaves_types_out:
             return None
         return layers_as_they_are(self.module, data, settings.training_sampler.num_hops, is_typed=is_typed)
-
-
-def passes_left(trainer: Trainer | None, num_batches: int = 1) -> float:
-    """Return how many passes, or rounds, of so many batches at least a trainer begins later, if nothing stops it."""
-    if trainer is None or not trainer.training or trainer.reload_dataloaders_every_n_epochs:  # type: ignore[attr-defined]
-        return 0
-    left = math.inf
-    if trainer.max_epochs is not None and trainer.max_epochs >= 0:
-        left = trainer.max_epochs - trainer.current_epoch - 1
-    if trainer.max_steps >= 0:
-        steps = -(-num_batches // trainer.accumulate_grad_batches)
-        left = min(left, -(-(trainer.max_steps - trainer.global_step) // steps) - 1)
-    return max(0, left)
 
 
 def widening(loading: Loading, trainer: Trainer | None) -> Widen:

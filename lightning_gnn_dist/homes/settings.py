@@ -10,13 +10,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.checks import (
-    MAX_SEED,
-    check_at_least,
-    check_instance,
-    check_path,
-    shown,
-)
+from lightning_gnn_dist.checks import MAX_SEED, check_at_least, check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.rules import Count, Natural, Seed, check_fields, whole
@@ -24,7 +18,6 @@ from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
-Deal = Literal["any", "own"]
 SampleOn: TypeAlias = Literal["auto", "cpu", "device"]
 MAX_THREADS = 1024
 MAX_BULK = 1 << 20  # batches that are made together
@@ -128,21 +121,18 @@ class Evaluation:
 class GlobalBatching:
     """How the whole graph is sampled for corrections, and for the gradient that ``Drift("global")`` steers towards.
 
+    Seeds are drawn uniformly from all training nodes or edges. Of edges in shards, which no rank lists, each rank deals
+    those into its own shard, evenly over the batches of a pass, so that slices are as unequal as parts.
+
     Args:
         batch_size: Seeds of one batch, shared by all ranks. Default: the data module's ``batch_size`` for each rank,
             so that a correction step costs about as much as a local one.
         sampler: How neighbours are drawn. Default: the data module's ``sampler``, or all neighbours where that is a
             ``WholePartSampler``.
-        deal: Whose seeds are in a rank's slice of a batch: ``"any"``, drawn uniformly from all training nodes, which
-            every rank lists; or ``"own"``, those of the rank's own part, evenly over the batches of a pass, so that no
-            rank with a shard lists those of others. Slices are then as unequal as parts. Edges know one way where every
-            host has the graph, ``"any"``, and another in shards, ``"own"``: the rank's own are those into its shard.
-            Default: ``"any"``, and of edges in shards ``"own"``.
     """
 
     batch_size: Count | None = None
     sampler: AnySampler | None = None
-    deal: Deal | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

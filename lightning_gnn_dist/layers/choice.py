@@ -8,11 +8,11 @@ Both give the same rows. What they cost is counted, not guessed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from lightning_gnn_dist.checks import is_limit
 from lightning_gnn_dist.engine.sample import BatchKey, graph_is_damaged
 from lightning_gnn_dist.engine.subgraph_kernels import reach
 from lightning_gnn_dist.graph.graph import Graph, bytes_per_edge, numbers_per_node
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.layers.through_layers import BYTES_OF_AN_EDGE, COPIES
 from lightning_gnn_dist.sampling.base import Sampler
 
@@ -36,8 +37,6 @@ _TREES_MARGIN = 2.0  # those of a batch may be larger than these
 
 ALL = np.iinfo(np.int64).max
 EDGES_OF_A_NODE = 8  # a row of a node costs a layer about as much as so many edges
-
-NodesOf = Callable[[Tensor], Tensor]
 
 
 class Reach(NamedTuple):
@@ -89,19 +88,47 @@ class Neighbourhoods:
         return torch.cat(self.hops(nodes)[:2]).sort().values
 
 
+class Targets(NamedTuple):
+    """What a batch of an evaluation asks for.
+
+    Attributes:
+        nodes: Its seeds: in increasing order, if they are of several types.
+        others: What else the batch has, by name.
+        edge_type: In a graph with types the type of the edges that it asks for, if it asks for edges.
+    """
+
+    nodes: Tensor
+    others: Mapping[str, Any] = {}
+    edge_type: EdgeType | None = None
+
+
 @dataclass(frozen=True)
-class Evaluated:
+class Judged:
     """What all ranks evaluate together.
 
     Attributes:
         ids: The ids of nodes or numbers of held edges, in the order in which ranks share them.
-        nodes_of: Returns the distinct nodes whose rows some ids need.
         num_ranks: How many ranks share them.
+        whose: Says of how many there are, for an error.
+        sampler: Returns what draws batches around them, with so many hops more than an evaluation takes.
+        targets: Returns what a batch of some of them asks for.
+        dealt: Returns the sampler for so many batches.
     """
 
     ids: Tensor | range
-    nodes_of: NodesOf
     num_ranks: int
+    whose: str
+    sampler: Callable[[int], Sampler]
+    targets: Callable[[Tensor], Targets] = Targets
+    dealt: Callable[[Sampler, int], Sampler] = lambda sampler, _: sampler
+
+    def check_shared(self, num_ranks: int) -> None:
+        """Refuse fewer of them than there are ranks."""
+        if len(self.ids) < num_ranks:
+            raise ValueError(
+                f"{self.whose}, but {num_ranks} ranks share the evaluation: mark more, take "
+                "fewer ranks, or leave it out, limit_val_batches=0."
+            )
 
     @property
     def most(self) -> int:
@@ -112,6 +139,11 @@ class Evaluated:
         """Return the batches of each rank."""
         return batches_of_ranks(len(self.ids), self.num_ranks, batch_size)
 
+    def nodes_of(self, ids: Tensor) -> Tensor:
+        """Return the distinct nodes whose rows some of them need."""
+        nodes: Tensor = self.targets(ids).nodes.unique()
+        return nodes
+
     def at(self, places: Tensor) -> Tensor:
         """Return those at some places."""
         return places + self.ids.start if isinstance(self.ids, range) else self.ids[places]
@@ -119,8 +151,7 @@ class Evaluated:
     def share(self, place: int) -> Tensor:
         """Return one of as many equal shares of them as there are ranks."""
         places = share_of(len(self.ids), self.num_ranks, place)
-        some = self.ids[places.start : places.stop]
-        return torch.arange(some.start, some.stop) if isinstance(some, range) else some
+        return self.at(torch.arange(places.start, places.stop))
 
     def some(self, num_batches: int) -> Iterator[Tensor]:
         """Yield the nodes of a few batches, if every rank has so many."""
@@ -131,7 +162,7 @@ class Evaluated:
 
     @cached_property
     def nodes(self) -> Tensor:
-        """The distinct nodes whose rows are needed for all ids."""
+        """The distinct nodes whose rows are needed for all of them."""
         return self.nodes_of(self.at(torch.arange(len(self.ids))))
 
 
@@ -159,7 +190,7 @@ class Counter:
         """Return the bytes of a batch."""
         return bytes_of_batch(self._graph, self._bytes_out, nodes, edges)
 
-    def batch_size(self, seeds: Evaluated, least: int, budget_bytes: int) -> int:
+    def batch_size(self, seeds: Judged, least: int, budget_bytes: int) -> int:
         """Return how many ids a batch should have: as many as fit the budget, and at least ``least``."""
         most = seeds.most
         if most <= least or self.bytes_of(self._graph.num_nodes, self._graph.num_edges) <= budget_bytes:
@@ -188,7 +219,7 @@ class Counter:
         reached = self._reached.of(nodes)
         return (reached.nodes[-1], reached.edges[-1]) == (self._graph.num_nodes, self._graph.num_edges)
 
-    def is_cheaper_by_layer(self, seeds: Evaluated, batch_size: int) -> bool:
+    def is_cheaper_by_layer(self, seeds: Judged, batch_size: int) -> bool:
         """Return whether one pass over the layers costs a rank less than its batches of full neighbourhoods.
 
         It never computes more rows than these do together. But where they do not overlap, it gathers rows for every
@@ -200,9 +231,7 @@ class Counter:
         return _MARGIN * together < num_batches * sum(works) / len(works)
 
 
-def seeds_at_once(
-    graph: Graph, sampler: Sampler, seeds: Evaluated, counter: Counter, most: int, budget_bytes: int
-) -> int:
+def seeds_at_once(graph: Graph, sampler: Sampler, seeds: Judged, counter: Counter, most: int, budget_bytes: int) -> int:
     """Return how many seeds a batch of trees by time should have: up to ``most``, if their trees keep to the budget.
 
     Trees share nothing, so each takes memory of its own. The number depends on the graph and the seeds alone, so that

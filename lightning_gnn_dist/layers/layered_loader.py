@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
@@ -18,34 +18,14 @@ from lightning_gnn_dist.batches.batch import ENDS, Promising, SampledData
 from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, Made, asked_of
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
-from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.engine.apart import in_types
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.layers.choice import Judged
 from lightning_gnn_dist.layers.layer_pass import HasInputs, Pass, Rows, by_type
-from lightning_gnn_dist.layers.model_layers import (
-    ModelLayers,
-    ModelState,
-    is_in_training,
-    layers_of_model,
-)
+from lightning_gnn_dist.layers.model_layers import ModelLayers, ModelState, is_in_training, layers_of_model
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 log = logging.getLogger(__name__)
 _SECONDS_UNSEEN = 1.0  # of a pass that needs no bar
-
-
-class Targets(NamedTuple):
-    """What a batch evaluates.
-
-    Attributes:
-        nodes: Its seeds: in increasing order, if they are of several types.
-        others: What else the batch has, by name.
-        edge_type: In a graph with types the type of the edges that it asks for, if it asks for edges.
-    """
-
-    nodes: Tensor
-    others: Mapping[str, Any] = {}
-    edge_type: EdgeType | None = None
 
 
 class Answers:
@@ -204,9 +184,8 @@ class EvaluationLoader(Batches):
         num_layers: How many layers batches have blocks for.
         look: Called before a pass over batches of full neighbourhoods.
         rows: Computes rows, before the first batch of a pass; None where batches do it at less cost.
-        targets: Returns what a batch of some seeds evaluates.
-        source: Makes batches.
-        deal: Deals it the seeds.
+        judged: What is evaluated.
+        learning: Makes batches, and deals them the seeds.
         options: What :class:`Batches` take.
     """
 
@@ -215,19 +194,18 @@ class EvaluationLoader(Batches):
         num_layers: int,
         look: Callable[[], None],
         rows: ReadyRows | None,
-        targets: Callable[[Tensor], Targets],
-        source: BatchSource,
-        deal: Deal,
+        judged: Judged,
+        learning: Learning,
         **options: Any,
     ) -> None:
-        super().__init__(lambda _: Learning(source, deal), deal.num_batches, **options)
-        self._num_layers, self._look, self._rows, self._targets = num_layers, look, rows, targets
+        super().__init__(lambda _: learning, learning.deal.num_batches, **options)
+        self._num_layers, self._look, self._rows, self._judged = num_layers, look, rows, judged
         self.learning(0)
 
     def __iter__(self) -> Made:
         rows = self._rows
         seeds = self.learning(0).deal.seeds
-        answers = None if rows is None else rows.computed(lambda: self._targets(seeds).nodes.unique())
+        answers = None if rows is None else rows.computed(lambda: self._judged.nodes_of(seeds))
         if rows is None or answers is None:
             self._look()
             yield from super().__iter__()
@@ -251,7 +229,7 @@ class EvaluationLoader(Batches):
         learning = self.learning(0)
         asked = asked_of(learning, [number])
         (seeds,), inputs = asked[0], None if asked[2] is None else asked[2][0]
-        targets, types = self._targets(seeds), of_nodes.types
+        targets, types = self._judged.targets(seeds), of_nodes.types
         of_types = by_type(targets.nodes, types.offsets)
         others = dict(targets.others)
         if ENDS in others:

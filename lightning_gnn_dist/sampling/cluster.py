@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -40,6 +40,7 @@ class ClusterSampler:
 
     num_hops: Layers
     chunk: Annotated[str, "chunk"] = "chunk"
+    is_for_nodes: ClassVar[bool] = True  # not for pairs of them
 
     def __post_init__(self) -> None:
         check_fields(self)

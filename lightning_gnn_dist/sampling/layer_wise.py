@@ -18,6 +18,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -61,6 +62,7 @@ class LayerSampler(ABC):
     num_nodes: Sequence[int]
     weight: Weight = None
     normalize: bool = False
+    is_for_nodes: ClassVar[bool] = True  # not for pairs of them
 
     def __post_init__(self) -> None:
         example = f"{type(self).__name__}([512, 512])"

@@ -4,12 +4,12 @@ import gc
 import threading
 import weakref
 
-import numba
 import pytest
 import torch
 
+from lightning_gnn_dist.batches import pool as of_pool
 from lightning_gnn_dist.batches import pool as pools
-from lightning_gnn_dist.batches.pool import BufferPool, gather_rows, widened_by_integers
+from lightning_gnn_dist.batches.pool import BufferPool, gather_rows
 
 ROWS = torch.tensor([3, 0, 3, 9, 5])
 
@@ -54,19 +54,11 @@ def test_every_half_is_widened_as_torch_does_it(pool, dtype, width):
     assert pool.num_free == 1
 
 
-def test_every_half_is_widened_without_the_processors_help():
-    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)
-
-    @numba.njit
-    def widen(bits, out):
-        for i in range(len(bits)):
-            out[i] = widened_by_integers(bits[i])
-
-    out = torch.empty(len(every))
-    widen(every.view(torch.uint16).numpy(), out.numpy())
-    is_nan = every.isnan()
-    assert out.isnan().equal(is_nan)
-    assert out[~is_nan].view(torch.int32).equal(every.float()[~is_nan].view(torch.int32))
+def test_every_half_is_widened_without_the_processors_help(monkeypatch):
+    monkeypatch.setattr(of_pool, "WIDENS_HALVES", False)
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16).view(-1, 64)
+    out, expected = gather_rows(every, torch.arange(len(every)), widen=True), every.float()
+    assert out.nan_to_num(0.5).equal(expected.nan_to_num(0.5)) and out.isnan().equal(expected.isnan())
 
 
 @pytest.mark.parametrize("shape", [(10, 7), (10, 3, 5), (10, 1433)])

@@ -148,7 +148,7 @@ def test_coverage_is_the_share_of_the_neighbourhood_that_is_visible(kappa: float
     graph = lgd.communities(300, 3, num_features=4, seed=1)
     nodes = torch.arange(0, 300, 2)
     part, degrees = graph.induced(nodes), graph.degrees()[nodes]
-    covered = lgd.Coverage(shrinkage=kappa, prior=prior).of(part, degrees, 100)
+    covered = lgd.Coverage(shrinkage=kappa, prior=prior).weights(part, degrees, slice(100))
     expected = torch.tensor(by_definition(part, degrees.tolist(), kappa, prior))
     assert torch.allclose(covered, expected, atol=1e-6)
     assert float(covered.min()) >= 0
@@ -159,9 +159,9 @@ def test_by_default_it_shrinks_to_the_mean_of_the_own_nodes() -> None:
     graph = lgd.communities(300, 3, num_features=4, seed=1)
     nodes = torch.arange(0, 300, 2)
     part, degrees = graph.induced(nodes), graph.degrees()[nodes]
-    mean = float(lgd.Coverage().of(part, degrees, 150)[:100].mean())
-    shrunk = lgd.Coverage(shrinkage=3).of(part, degrees, 100)
-    assert torch.allclose(shrunk, lgd.Coverage(shrinkage=3, prior=mean).of(part, degrees, 100))
+    mean = float(lgd.Coverage().weights(part, degrees, slice(150))[:100].mean())
+    shrunk = lgd.Coverage(shrinkage=3).weights(part, degrees, slice(100))
+    assert torch.allclose(shrunk, lgd.Coverage(shrinkage=3, prior=mean).weights(part, degrees, slice(100)))
 
 
 def batch(coverage: Tensor | None) -> Data:
@@ -211,15 +211,9 @@ def test_weights_that_weigh_nothing_are_refused(coverage: Any, message: str) -> 
         lgd.coverage_mean(torch.ones(3), batch)
 
 
-def test_degrees_of_another_graph_are_refused() -> None:
-    graph = lgd.communities(300, 3, num_features=4, seed=1)
-    with pytest.raises(ValueError, match=r"degrees must count .* node 0 of the part has \d+ and degrees says 0"):
-        lgd.Coverage().of(graph, torch.zeros(300, dtype=torch.int64), 300)
-
-
 def test_a_rank_without_nodes_of_its_own_has_weights_all_the_same() -> None:
     graph = lgd.communities(300, 3, num_features=4, seed=1)
-    assert lgd.Coverage().of(graph.induced(torch.arange(9)), graph.degrees()[:9], 0).isfinite().all()
+    assert lgd.Coverage().weights(graph.induced(torch.arange(9)), graph.degrees()[:9], slice(0)).isfinite().all()
 
 
 # A data module may be pickled and copied, before and after a fit: the copy is one at rest, with the same batches.

@@ -20,8 +20,8 @@ from lightning_gnn_dist import ShadowSampler
 from lightning_gnn_dist.engine import compiling, lending, rng
 from lightning_gnn_dist.engine.intrinsics import RUN, fill_run, run_length
 from lightning_gnn_dist.engine.lending import PinnedPool, sent
+from lightning_gnn_dist.extensions.subgraphs.shadow import sample_egos
 from lightning_gnn_dist.graph.storage.mapped import _reader
-from lightning_gnn_dist.sampling.shadow import sample_egos
 from tests.sampling import reference
 from tests.sampling.neighborhoods import PLACE
 from tests.sampling.reference import random_graph

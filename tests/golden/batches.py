@@ -7,7 +7,6 @@ from typing import Any
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.graph.convert import quantize_rows
-from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.golden.graphs import AT, BACK, CITES, PRINTS, SPLITS, WRITES, dense, plain, simple, typed
 from tests.golden.place import AT_ONCE, Place
 from tests.golden.runs import Run
@@ -18,7 +17,6 @@ BY_TIME = lgd.TemporalSampler([4, 3], "edge_time", "time")
 PLAIN: dict[str, Any] = SAMPLERS | {
     "fastgcn_normalized": lgd.FastGCNSampler([40, 30], normalize=True),
     "ladies_normalized": lgd.LadiesSampler([40, 30], weight="weight", normalize=True),
-    "matrix_ladies": MatrixSampler(lgd.LadiesSampler([40, 30])),
     "neighbor_weighted_replaced": lgd.NeighborSampler([4, 3], replace=True, weight="weight"),
     "temporal_edges": BY_TIME,
     "temporal_equal": replace(BY_TIME, equal=True),
@@ -111,8 +109,7 @@ GRAPHS: dict[str, Callable[[], lgd.Graph]] = {
 def runs() -> Iterator[Run]:
     for store in ("ram", "files"):
         for name, sampler in PLAIN.items():
-            graph = "simple" if isinstance(sampler, MatrixSampler) else "plain"
-            yield Run(f"batches/plain/{name}/{store}", partial(of_nodes, graph, store, {"sampler": sampler}))
+            yield Run(f"batches/plain/{name}/{store}", partial(of_nodes, "plain", store, {"sampler": sampler}))
         for name, sampler in TYPED.items():
             for graph in ("typed", "timed") if name in ("neighbor", "temporal", "temporal_latest") else ("typed",):
                 run = partial(of_nodes, graph, store, {"sampler": sampler})

@@ -88,7 +88,6 @@ HOLDINGS: dict[str, dict[str, Any]] = {
     "extra_of_graph": {"holding": lgd.Holding(extra_nodes=0.3, extra_of="graph")},
     "no_coverage": {"coverage": None},
     "coverage_of_batches": {"coverage": lgd.Coverage("batch", shrinkage=1.0)},
-    "own_corrections": {"global_batching": lgd.GlobalBatching(deal="own")},
 }
 
 

@@ -113,7 +113,6 @@ def batch_runs() -> Iterator[Run]:
         "ahead": {"loading": lgd.Loading(bulk_size=3), "boundary": lgd.Fetch()},
         "no_cache": {"loading": replace(AT_ONCE, cache_bytes=0), "boundary": lgd.Fetch()},
         "small_cache": {"loading": replace(AT_ONCE, cache_bytes=900), "boundary": lgd.Fetch()},
-        "own_corrections": {"global_batching": lgd.GlobalBatching(deal="own", batch_size=31)},
     }
     for name, options in of_shards.items():
         for graph in ("plain", "typed"):
@@ -131,8 +130,6 @@ def fit_runs() -> Iterator[Run]:
             yield Run(f"fits/{name}/typed/{boundary}/shards", partial(typed, store="shards"), 2)
             if name in ("llcg", "grappa"):
                 yield Run(f"fits/{name}/typed/{boundary}", typed, 2)
-    own = {"global_batching": lgd.GlobalBatching(deal="own")}
-    yield Run("fits/llcg/own_corrections/shards", partial(of_nodes, BASIC["llcg"], store="shards", options=own), 2)
     for split in ("undirected", "directed", "labelled", "events", "typed", "typed_labelled", "typed_events"):
         for name in ("llcg", "grappa"):
             yield Run(

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist import NeighborSampler
 from lightning_gnn_dist.homes.run import Host, budget
 from lightning_gnn_dist.homes.settings import LEAST_BYTES
-from lightning_gnn_dist.layers.choice import Counter, Evaluated, Neighbourhoods
+from lightning_gnn_dist.layers.choice import Counter, Judged, Neighbourhoods
 from lightning_gnn_dist.layers.layer_pass import RamPass, Work
 from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.wire import memory as of_hosts
@@ -50,10 +51,9 @@ def test_reach_counts_what_sets_count(num_hops):
     assert not neighbourhoods._found.any()
 
 
-def evaluated(num_seeds: int, num_ranks: int) -> Evaluated:
-    return Evaluated(
-        torch.randperm(90, generator=torch.Generator().manual_seed(1))[:num_seeds], torch.unique, num_ranks
-    )
+def evaluated(num_seeds: int, num_ranks: int) -> Judged:
+    ids = torch.randperm(90, generator=torch.Generator().manual_seed(1))[:num_seeds]
+    return Judged(ids, num_ranks, "", lambda _: NeighborSampler([-1, -1]))
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 7])

@@ -12,7 +12,6 @@ from torch_geometric.utils import k_hop_subgraph
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.engine.apart import places_of, take_apart
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.conftest import module_of
 from tests.graph.typed.graphs import EDGES, small
 from tests.sampling import reference
@@ -207,7 +206,6 @@ def test_useless_numbers_are_refused(case):
             "LadiesSampler draws from graphs without types, and this one has 3 node types: use Neigh",
         ),
         (lgd.ClusterSampler(2), "ClusterSampler draws from graphs without types"),
-        (MatrixSampler(lgd.NeighborSampler([2])), "MatrixSampler draws from graphs without types"),
         (lgd.RandomWalkSampler(2), r"RandomWalkSampler\(visits=50\) draws from graphs without types"),
     ],
 )

@@ -208,11 +208,10 @@ class ExchangeSource(BatchSource):
     Args:
         batch: The batch, which runs layers by the exchange.
         exchange: Sends rows and gradients.
-        num_nodes: The nodes of the part.
     """
 
-    def __init__(self, batch: SampledData, exchange: RowExchange, num_nodes: int) -> None:
-        super().__init__(num_nodes, None)
+    def __init__(self, batch: SampledData, exchange: RowExchange) -> None:
+        super().__init__(None)
         self._batch, self._exchange, self._written = batch, exchange, writes_of(batch)
 
     def depth(self, prefetch: int) -> int:

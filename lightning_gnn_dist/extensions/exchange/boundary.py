@@ -124,7 +124,7 @@ class ExchangedRows(Outside):
         exchange = RowExchange(channel, run.seed, self._thrift)
         weight = 1.0 if isinstance(trainer.strategy, WeighsRanks) else plan.share * channel.size
         layer_run = LayerRun(plan, whole.types, exchange, weight)
-        source = ExchangeSource(part_batch_of(batch.to(run.device), layer_run), exchange, whole.num_nodes)
+        source = ExchangeSource(part_batch_of(batch.to(run.device), layer_run), exchange)
         return Learning(source, OneBatch(seeds, 1, run.seed))
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import SampledData, bytes_of, store_of_seeds
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, DeviceStream, Inputs, MadeBulk, handed_out
+from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, Inputs, MadeBulk, Stream, handed_out
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Bulk, Tables
 from lightning_gnn_dist.homes.settings import Loading
@@ -39,7 +39,6 @@ class AheadSource(BatchSource):
 
     Args:
         tables: The rows that lie elsewhere.
-        num_ids: Seeds must lie below this number.
         loading: How batches are made.
         stream: Brings batches to a device. With None they stay in RAM.
         widen: Which narrow types become float32.
@@ -50,12 +49,11 @@ class AheadSource(BatchSource):
     def __init__(
         self,
         tables: Tables[Any],
-        num_ids: int,
         loading: Loading,
-        stream: DeviceStream | None,
+        stream: Stream | None,
         widen: Widen,
     ) -> None:
-        super().__init__(num_ids, stream)
+        super().__init__(stream)
         self._tables, self._loading, self._bulk_bytes = tables, loading, 0
         self._widen = widen
 

@@ -8,8 +8,16 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.stack import Edges, Stack, packed
-from lightning_gnn_dist.engine.tensors import Frontier, below, distinct, draw, scales, unit, words_of
+from lightning_gnn_dist.extensions.larger_than_memory.stack import Edges, Stack, packed
+from lightning_gnn_dist.extensions.larger_than_memory.tensors import (
+    Frontier,
+    below,
+    distinct,
+    draw,
+    scales,
+    unit,
+    words_of,
+)
 
 Choose: TypeAlias = Callable[[Frontier, int], Tensor]
 

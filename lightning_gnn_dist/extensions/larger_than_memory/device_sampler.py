@@ -11,8 +11,6 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.engine.stack import Edges, Stack
-from lightning_gnn_dist.engine.tensors import TensorWeights, by_weight, keys_of
 from lightning_gnn_dist.engine.weighted import alias_table, checked_weights
 from lightning_gnn_dist.extensions.larger_than_memory.device_draws import (
     Choose,
@@ -22,6 +20,8 @@ from lightning_gnn_dist.extensions.larger_than_memory.device_draws import (
     drawn_layer,
     rows_of,
 )
+from lightning_gnn_dist.extensions.larger_than_memory.stack import Edges, Stack
+from lightning_gnn_dist.extensions.larger_than_memory.tensors import TensorWeights, by_weight, keys_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.sampling.base import Sampler, check_bulk

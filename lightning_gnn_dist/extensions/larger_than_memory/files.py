@@ -11,7 +11,7 @@ from typing import Self
 from torch import Tensor
 
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.batches.source import DeviceStream
+from lightning_gnn_dist.batches.source import Stream
 from lightning_gnn_dist.engine.apart import places_of, take_apart
 from lightning_gnn_dist.engine.sample import Apart, BatchKey, Sample
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource
@@ -21,7 +21,7 @@ from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, R
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Table, Tables
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
-from lightning_gnn_dist.graph.storage.mapped import Map, MappedRows, all_maps, file_of
+from lightning_gnn_dist.graph.storage.mapped import Map, all_maps, file_of
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.settings import Loading
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
@@ -112,7 +112,6 @@ class FileSource(AheadSource):
         rows: Its rows.
         sampler: Draws the neighbourhoods.
         loading: How batches are made.
-        num_ids: Seeds must lie below this number. Default: the number of nodes.
         stream: Brings batches to a device. With None they stay in RAM.
         widen: Which narrow types become float32. Default: all.
     """
@@ -124,27 +123,18 @@ class FileSource(AheadSource):
         sampler: Sampler,
         loading: Loading,
         *,
-        num_ids: int | None = None,
-        stream: DeviceStream | None = None,
+        stream: Stream | None = None,
         widen: Widen = True,
     ) -> None:
-        super().__init__(rows, graph.num_nodes if num_ids is None else num_ids, loading, stream, widen)
+        super().__init__(rows, loading, stream, widen)
         self._graph, self._sampler = graph, sampler
-        self._mapped: list[MappedRows] = []  # of which pages are released
 
     def order(self, seeds: Tensor, seed: int, epoch: int) -> Tensor | None:
         sampler = self._sampler
         return sampler.order(self._graph, seeds, seed, epoch) if isinstance(sampler, OrdersSeeds) else None
 
-    def spare_memory(self) -> None:
-        graph, maps = self._graph, all_maps()
-        self._mapped = [MappedRows(array, maps) for array in (graph.indptr, graph.indices, graph.types.edge_type)]
-
     def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
-        samples = self._sampler.sample_bulk(self._graph, seeds, keys)
-        for array in self._mapped:
-            array.release()
-        return at_once(samples)
+        return at_once(self._sampler.sample_bulk(self._graph, seeds, keys))
 
 
 def wide_arrays_in_files(arrays: Mapping[str, Tensor], maps: list[Map] | None = None) -> Arrays:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.source import Crossing, stream_to
+from lightning_gnn_dist.batches.source import stream_to
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import bytes_of_tables, drawn_there, draws_anywhere
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import (
     MemoryPlan,
@@ -21,7 +21,7 @@ from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import (
     most_read,
     placed_by_row,
 )
-from lightning_gnn_dist.extensions.larger_than_memory.rows_on_device import HeldRows, RowsOnDevice
+from lightning_gnn_dist.extensions.larger_than_memory.rows_on_device import Crossing, HeldRows, RowsOnDevice
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
 from lightning_gnn_dist.graph.storage.mapped import WINDOW_BYTES, Map, MappedRows, all_maps

@@ -9,6 +9,7 @@ What is held is decided on the host, so the device is never waited for, but once
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from threading import Lock
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import LABELS, SampledData
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.batches.source import Content, Crossing, Taken, made_of
+from lightning_gnn_dist.batches.source import Content, Taken, made_of
 from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
@@ -26,6 +27,31 @@ MAX_SLOT = 2**31 - 1
 Arrays = dict[str, Tensor]
 # (type, name, array, rows) -> these rows of the array, where it lies
 Gather = Callable[[str | EdgeType, str, Tensor, Tensor], Tensor]
+
+
+class Crossing:
+    """Counts what crosses the bus between RAM and a device, and how many rows need not. Threads share it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self.num_bytes, self.asked, self.hits = 0, 0, 0
+
+    def __reduce__(self) -> Any:  # a copy counts for itself, as in a process that Lightning spawns
+        return Crossing, ()
+
+    def add(self, num_bytes: int, asked: int = 0, hits: int = 0) -> None:
+        """Count bytes, and rows that batches needed, some of which were on the device."""
+        with self._lock:
+            self.num_bytes, self.asked, self.hits = self.num_bytes + num_bytes, self.asked + asked, self.hits + hits
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers to log."""
+        figures = {"data/bus_bytes": float(self.num_bytes)} if self.num_bytes else {}
+        if not self.asked:
+            return figures
+        hits = {"data/cache_hits": float(self.hits), "data/cache_hit_rate": self.hits / self.asked}
+        return figures | {"data/cache_asked": float(self.asked)} | hits
 
 
 class HeldRows:

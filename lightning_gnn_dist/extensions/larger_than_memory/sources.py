@@ -11,13 +11,15 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData
+from lightning_gnn_dist.batches.batch import SampledData, bytes_of, device_of_batch
+from lightning_gnn_dist.batches.pool import gather_rows
 from lightning_gnn_dist.batches.source import Finish, GraphSource, stream_to
 from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import KINDS, draws_anywhere
 from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, FileSource, check_rows_in_files
 from lightning_gnn_dist.extensions.larger_than_memory.placement import Place, Placement, release
+from lightning_gnn_dist.extensions.larger_than_memory.rows_on_device import Crossing
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.run import Host
@@ -70,9 +72,7 @@ class RowsInFiles:
     def figures(self) -> dict[str, float]:
         return {} if self.rows is None else self.rows.figures
 
-    def source(
-        self, home: LocalGraph, graph: Graph, sampler: Sampler, num_ids: int | None, finish: Finish | None
-    ) -> FileSource | None:
+    def source(self, home: LocalGraph, graph: Graph, sampler: Sampler, finish: Finish | None) -> FileSource | None:
         """Return the source of batches of the whole graph; None of a part, and if the cache would hold all rows."""
         if finish is not None:
             return None
@@ -83,8 +83,7 @@ class RowsInFiles:
         loading, stream = home.running.settings.loading, stream_to(home.running.device)
         if self._spares:
             loading = replace(loading, ahead_bytes=min(loading.ahead_bytes, self.rows.cache.num_bytes))
-        how: Any = {"num_ids": num_ids, "stream": stream, "widen": home.running.widen}
-        source = FileSource(graph, self.rows, sampler, loading, **how)
+        source = FileSource(graph, self.rows, sampler, loading, stream=stream, widen=home.running.widen)
         source.is_short = self._spares
         return source
 
@@ -110,7 +109,14 @@ def _check_reads_ahead(settings: BatchSettings) -> None:
 
 
 class RowsOnDevices:
-    """Lets as much of a graph lie on the device that trains as there is room for, or all of it."""
+    """Lets as much of a graph lie on the device that trains as there is room for, or all of it.
+
+    Attributes:
+        crossing: Counts what crosses the bus.
+    """
+
+    def __init__(self) -> None:
+        self.crossing = Crossing()
 
     @classmethod
     def of(cls, settings: BatchSettings, graph: Graph) -> Self:
@@ -119,8 +125,8 @@ class RowsOnDevices:
 
     @property
     def figures(self) -> dict[str, float]:
-        """Return none: the home counts what crosses the bus."""
-        return {}
+        """Numbers to log."""
+        return self.crossing.figures
 
     @staticmethod
     def check(*samplers: Sampler | None) -> None:
@@ -133,9 +139,7 @@ class RowsOnDevices:
                     'sample_on="auto".'
                 )
 
-    def source(
-        self, home: LocalGraph, graph: Graph, sampler: Sampler, num_ids: int | None, finish: Finish | None
-    ) -> GraphSource:
+    def source(self, home: LocalGraph, graph: Graph, sampler: Sampler, finish: Finish | None) -> GraphSource:
         """Return the source of batches of a part or of the whole graph."""
         settings, loading = home.running.settings, home.running.settings.loading
         # The part takes device memory first, though it may be loaded later; it is no larger than the whole graph.
@@ -148,14 +152,15 @@ class RowsOnDevices:
             samplers=samplers,
             batch_size=settings.batch_size,
             expected_bytes=graph.num_bytes if waits else 0,
-            crossing=home.crossing,
+            crossing=self.crossing,
         )
-        how = {"num_ids": num_ids, "finish": finish} | home.running.options_of_sources
-        return PlacedSource(graph, sampler, placement=placement, **how)
+        how = home.running.options_of_sources
+        return PlacedSource(graph, sampler, placement=placement, finish=finish, **how)
 
     def close(self, graph: Graph) -> None:
-        """Drop what of the graph lies on devices."""
+        """Drop what of the graph lies on devices, and count anew."""
         release(graph)
+        self.crossing = Crossing()
 
 
 class PlacedSource(GraphSource):
@@ -169,7 +174,7 @@ class PlacedSource(GraphSource):
     is_short = True  # of memory: that of a device, where full neighbourhoods are large
 
     def __init__(self, graph: Graph, sampler: Sampler, *, placement: Placement, **options: Any) -> None:
-        super().__init__(graph, sampler, **{"crossing": placement.crossing} | options)
+        super().__init__(graph, sampler, **options)
         self._placement, self._lock = placement, threading.Lock()
         self._place: Place | None = None
 
@@ -186,10 +191,13 @@ class PlacedSource(GraphSource):
     def _assembled(self, graph: Graph, samples: Sequence[Sample]) -> list[SampledData]:
         rows = None if self._place is None else self._place.rows
         if rows is None or any(sample.is_constant for sample in samples):
-            return super()._assembled(graph, samples)
-        self._release(graph)
+            batches = super()._assembled(graph, samples)
+            if self._stream is not None:
+                here = [batch for batch in batches if device_of_batch(batch).type == "cpu"]
+                self._placement.crossing.add(sum(map(bytes_of, here)))
+            return batches
         how: Any = {"widen": self._widen, "all_labels": self._all_labels}
         return rows.batches(graph, samples, self._gather, **how)
 
     def _gather(self, kind: Any, name: str, array: Tensor, rows: Tensor) -> Tensor:
-        return self._rows_of(f"{kind} {name}", array, rows)
+        return gather_rows(array, rows, self._pool_of(f"{kind} {name}"))

@@ -9,12 +9,11 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 
 from lightning_gnn_dist.batches.batches import slice_of
-from lightning_gnn_dist.checks import check_at_least
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.extensions.larger_than_memory.chunk_reading import ChunkReader
 from lightning_gnn_dist.extensions.larger_than_memory.saved_chunks import Chunks
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.homes.residency import Held, ReadChunks, Residency, bytes_held, check_place
+from lightning_gnn_dist.homes.residency import Held, ReadChunks, Residency, bytes_held
 from lightning_gnn_dist.partition.base import Partition, check_request
 from lightning_gnn_dist.rules import Count, check_fields
 
@@ -99,7 +98,6 @@ class Sweep(Residency):
         return of
 
     def turns(self, world_size: int) -> int:
-        check_at_least(1, world_size=world_size)
         of, chunks = self._numbers()
         return -(-of // (chunks * world_size))
 
@@ -107,7 +105,6 @@ class Sweep(Residency):
         return self.turns(world_size)
 
     def held(self, super_epoch: int, rank: int, world_size: int, seed: int) -> Held:
-        check_place(super_epoch, rank, world_size, seed)
         (of, _), turns = self._numbers(), self.turns(world_size)
         epoch, turn = divmod(super_epoch, turns)
         order = permutation(of, seed + Purpose.DEALS, epoch if turns > 1 else 0)  # with one turn all stays as it is

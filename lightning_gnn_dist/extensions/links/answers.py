@@ -17,7 +17,6 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.data.task import Judged
 from lightning_gnn_dist.extensions.links.best import NONE
 from lightning_gnn_dist.extensions.links.bounds import LinkBounds
 from lightning_gnn_dist.extensions.links.link_sampler import RootSampler, edges_at
@@ -30,8 +29,7 @@ from lightning_gnn_dist.graph.user_ids import Columns, Ids, ids_for, named
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import graph_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
-from lightning_gnn_dist.layers.choice import is_limited
-from lightning_gnn_dist.layers.layered_loader import Targets
+from lightning_gnn_dist.layers.choice import Judged, Targets, is_limited
 from lightning_gnn_dist.sampling.base import Sampler
 
 
@@ -187,12 +185,15 @@ class AnswerEdges(WholeEdges):
             assert isinstance(of_trees, TemporalSampler)
             return roots(of_trees, target_type=self.asked.ends.target_type.number)
 
+        told = (
+            f"{name} asks {int(mask.sum())} questions of {asked.task.name!r}, and with receivers has {len(nodes)} rows"
+        )
+
+        def targets(ids: Tensor) -> Targets:
+            return Targets(nodes[ids], {}, asked.task.answers)
+
         def dealt(root: Sampler, num_batches: int) -> Sampler:
             assert isinstance(root, RootSampler)
             return replace(root, num_batches=num_batches)
 
-        told = (
-            f"{name} asks {int(mask.sum())} questions of {asked.task.name!r}, and with receivers has {len(nodes)} rows"
-        )
-        targets = len(nodes), lambda ids: Targets(nodes[ids], {}, asked.task.answers)
-        return Judged(range(len(nodes)), told, sampler, *targets, dealt)
+        return Judged(range(len(nodes)), self.home.running.num_ranks, told, sampler, targets, dealt)

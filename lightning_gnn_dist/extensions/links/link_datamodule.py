@@ -147,7 +147,7 @@ class LinkDataModule(GraphDataModule):
             graph = graph.with_seeds(links.edge_type[2])
         if partitioner is None and boundary.sees_whole_graph:
             partitioner = RandomPartitioner()
-        _check_split(graph, settings, boundary)
+        check_typed(graph.types, settings, boundary, graph)
         how: Any = {"fingerprint": known.fingerprint, "shown": asked.shown}
         home = LocalGraph(graph, running, partitioner, holding, boundary, None, **how)
         _check_parts(home.holding)
@@ -204,15 +204,6 @@ class LinkDataModule(GraphDataModule):
         """False receivers for each training edge."""
         assert isinstance(self._task, EdgeTask)
         return self._task.asked.num_negatives
-
-
-def _check_split(graph: Graph, settings: BatchSettings, boundary: Boundary) -> None:
-    """Refuse settings that do not suit a split that every host has."""
-    if settings.global_batching.deal == "own":
-        raise ValueError(
-            'GlobalBatching(deal="own") deals nodes to their owners, and links have two ends: leave deal out.'
-        )
-    check_typed(graph.types, settings, boundary, graph)
 
 
 def _known(split: object, folder: Any, task: str | None) -> Any:

@@ -6,16 +6,17 @@ graph -> positions of the edges that are learned -> the graph as batches show it
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.batches import Deal, Learning
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.checks import brief, check_at_least_if_given, shown
-from lightning_gnn_dist.data.task import Judged, Learned, Task
+from lightning_gnn_dist.data.task import Task
 from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.extensions.links.bounds import LinkBounds
 from lightning_gnn_dist.extensions.links.edges import Edges, LinkEnds, ends_of
@@ -40,13 +41,8 @@ from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.layers.layered_loader import Targets
+from lightning_gnn_dist.layers.choice import Judged, Targets
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.cluster import ClusterSampler
-from lightning_gnn_dist.sampling.layer_wise import LayerSampler
-from lightning_gnn_dist.sampling.matrix import MatrixSampler
-from lightning_gnn_dist.sampling.shadow import ShadowSampler
-from lightning_gnn_dist.sampling.walk import RandomWalkSampler
 
 
 def sampler_of_events(sampler: Sampler | None, time: str | None) -> Sampler | None:
@@ -180,11 +176,10 @@ def check_settings_of_edges(settings: BatchSettings, boundary: Boundary) -> None
     if boundary.seed_hops:
         raise ValueError(f"boundary={brief(boundary)} is for nodes as seeds, not for edges: leave seed_hops out.")
     for sampler in (settings.sampler, settings.global_batching.sampler):
-        drawn = sampler.sampler if isinstance(sampler, MatrixSampler) else sampler
-        if isinstance(drawn, ShadowSampler | RandomWalkSampler | ClusterSampler | LayerSampler):
+        if getattr(sampler, "is_for_nodes", False):
             raise ValueError(
                 "The ends of edges are sampled around by NeighborSampler or WholePartSampler, got "
-                f"{type(drawn).__name__}: its batches or weights are for single nodes."
+                f"{type(sampler).__name__}: its batches or weights are for single nodes."
             )
 
 
@@ -265,7 +260,8 @@ class EdgeTask(Task):
             nodes, ends = asked.seeds()
             return Targets(nodes, asked.in_batch(ends), self.asked.links.edge_type)
 
-        return Judged(range(count), f"There are {count} {name} edges", sampler, count, targets)
+        num_ranks = self.home.running.num_ranks
+        return Judged(range(count), num_ranks, f"There are {count} {name} edges", sampler, targets)
 
 
 class WholeEdges(EdgeTask):
@@ -331,13 +327,13 @@ class WholeEdges(EdgeTask):
             raise ValueError(f"The graph has no edges{which}{with_label} to learn from.")
         return seeds
 
-    def learned(self, part: Graph) -> Learned:
+    def learned(self, part: Graph, deal: Callable[..., Deal]) -> Learning:
         is_whole = part is self.home.graph
         own, shown = self._own(part), self.home.shown(part)
         self.values.of_arrays(shown)
         seeds = self.positions(self.home.whole if is_whole else part, own.to(torch.int64) - 1)
         sampler = self.across(self.home.running.settings.training_sampler) if is_whole else self.around_part(part, own)
-        return Learned(seeds, seeds.numel(), None, self.home.source(shown, sampler, part.num_edges))
+        return Learning(self.home.source(shown, sampler), deal(seeds))
 
     def _own(self, part: Graph) -> Tensor:
         """Return which nodes of a part are the rank's own."""

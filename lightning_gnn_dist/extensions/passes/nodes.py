@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.pool import Pool, Widen
-from lightning_gnn_dist.batches.source import Content, FileRows
+from lightning_gnn_dist.batches.source import Content, Taken
 from lightning_gnn_dist.extensions.passes.row_table import Ids, edges_before
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
@@ -62,12 +62,12 @@ class WholeNodes(OwnNodes):
         seed_type: str | None = None,
     ) -> None:
         super().__init__(graph, widen=widen, more=whole_graph_arrays(layers, graph), seed_type=seed_type)
-        self._files: FileRows | None = None
+        self._mapped: dict[int, MappedRows] | None = None
         if takes_many_pages(graph, budget_bytes):  # no pages of it are kept in memory
-            maps = all_maps()  # a look at all maps of the process, so not for every batch
-            self._files = FileRows(self._others)
-            of_types = [array for arrays in graph.types.node_arrays.values() for array in arrays.values()]
-            self._mapped = {id(array): MappedRows(array, maps) for array in of_types}
+            maps, types, others = all_maps(), graph.types, self._others.types  # a look at maps: not for every batch
+            of_types = [*types.node_arrays.values(), *others.node_arrays.values(), *others.edge_arrays.values()]
+            self._mapped = {id(array): MappedRows(array, maps) for arrays in of_types for array in arrays.values()}
+            self._edges = [MappedRows(array, maps) for array in (graph.indptr, graph.indices, types.edge_type)]
         num_layers = len(layers)
         if seeds is None and have_names(graph.types):
             seeds, num_layers = torch.arange(graph.num_nodes), 1  # all layers compute the same nodes
@@ -94,13 +94,21 @@ class WholeNodes(OwnNodes):
         return nodes - self.offsets[kind]
 
     def _made(self, content: Content) -> Any:
-        if self._files is None:
-            return super()._made(content)
-        self._files.release()
-        return self._files.made_of(content, widen=self._widen)
+        if self._mapped is not None:
+            for array in self._edges:
+                array.release()  # the pages that drawing has read
+            nodes, edges = ([self._read(of) for of in of_types] for of_types in (content.nodes, content.edges))
+            content = content._replace(nodes=nodes, edges=edges)
+        return super()._made(content)
+
+    def _read(self, taken: Taken) -> Taken:
+        """Return the rows that a batch takes of the arrays of a type."""
+        if taken.rows is None or self._mapped is None:
+            return taken
+        return Taken({name: self._mapped[id(array)].take(taken.rows) for name, array in taken.arrays.items()})
 
     def _taken(self, arrays: Mapping[str, Tensor], at: Tensor, pool: Pool | None = None) -> dict[str, Tensor]:
-        if self._files is not None:
+        if self._mapped is not None:
             arrays = {name: self._mapped[id(array)].take(at) for name, array in arrays.items()}
             at = torch.arange(len(at))
         return super()._taken(arrays, at, pool)

@@ -4,7 +4,7 @@
 
 opening.py        what a data module is given: found by the name of its file, in ``names.EXTENSIONS``
 home.py           the ``GraphAccess``: the own shard, and what a boundary brings along, which part.py reads; and what an
-                  evaluation costs, a ``Costs`` measured by draws; nodes.py is its pass over the layers, of own nodes
+                  evaluation costs, measured by draws; nodes.py is its pass over the layers, of own nodes
 edges.py          edges of a split in shards, a task; links.py says which rank asks for which
 remote_graph.py   the whole graph, whose rows are asked of their owners; source.py makes batches of it
 draws.py          how batches grow, hop by hop; temporal.py by time; owner.py says who is asked, and answers

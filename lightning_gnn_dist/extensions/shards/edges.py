@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.batches.batches import Deal, Learning
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
-from lightning_gnn_dist.data.task import Learned
 from lightning_gnn_dist.extensions.links.link_sampler import HeldLinks, are_links, positions_where
 from lightning_gnn_dist.extensions.links.negatives import Candidates
 from lightning_gnn_dist.extensions.links.task import AskedEdges, EdgeTask
@@ -105,19 +106,18 @@ class ShardEdges(EdgeTask):
         return self.home.most
 
     def of_corrections(self) -> OwnSeeds:
-        own, run = self._marked()[self.home.of_copy()], self.home.running
-        return OwnSeeds(own, torch.arange(len(own)), self.home.num_marked, run.rank, run.num_ranks)
+        return OwnSeeds(self._marked()[self.home.of_copy()], self.home.num_marked)
 
-    def learned(self, part: Graph) -> Learned:
+    def learned(self, part: Graph, deal: Callable[..., Deal]) -> Learning:
         seeds, shown = self._own(), self.home.shown(part)
         self.values.of_arrays(shown)
         if self.home.boundary.sees_whole_graph:
             sampler = self.across(self.home.running.settings.training_sampler)
-            source: BatchSource = self.home.whole_source(sampler, int(self.home.bounds.edges[-1]))
+            source: BatchSource = self.home.whole_source(sampler)
         else:
             sampler, how = self.around_part(part, self._is_own(part)), self.home.running.options_of_sources
-            source = GraphSource(shown, sampler, num_ids=part.num_edges, **how)
-        return Learned(seeds, seeds.numel(), None, source)
+            source = GraphSource(shown, sampler, **how)
+        return Learning(source, deal(seeds))
 
     def _own(self) -> Tensor:
         """Return the positions of what this rank learns: in the whole graph, or without ``Fetch()`` in its part."""

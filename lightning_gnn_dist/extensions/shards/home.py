@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,10 @@ from lightning_gnn_dist.extensions.shards.source import ShardedSource, check_sam
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.homes.access import Costs, GraphAccess, Owners, Shown, check_typed
+from lightning_gnn_dist.homes.access import GraphAccess, Owners, Shown, check_typed
 from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.layers.choice import Evaluated, bytes_of_batch, widest_row
+from lightning_gnn_dist.layers.choice import Judged, bytes_of_batch, widest_row
 from lightning_gnn_dist.layers.layered_loader import ReadyRows
 from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.layers.through_layers import Layer, whole_graph_arrays
@@ -69,14 +68,11 @@ class ShardHome(GraphAccess):
         self._shard: Shard | None = None  # as it was divided, with the labels of its edges
         self._part: Graph | None = None
         self.part_ids = torch.empty(0, dtype=torch.int64)  # of its nodes in the whole graph
+        self._places = torch.empty(0, dtype=torch.int64)  # of its training nodes among those of all ranks
         # What the rank learns that has most, and all that shards before the own one, and all ranks, can learn.
         self.most = self.marked_before = self.num_marked = 0
 
     # The graph.
-
-    @cached_property
-    def costs(self) -> ShardCosts:
-        return ShardCosts(self, self.graph, self.bounds.num_shards, self.path.resolve().parent)
 
     @property
     def fingerprint(self) -> str:
@@ -214,7 +210,36 @@ class ShardHome(GraphAccess):
         num_shards = self.bounds.num_shards
         return slice(self.running.rank // num_shards, None, self.running.num_ranks // num_shards)
 
-    # Training nodes of the part.
+    # Training nodes.
+
+    def begin_nodes(self, num_batches: Callable[[], int], *, is_fit: bool) -> None:
+        if is_fit:
+            marked = self.marked()
+            counts = self.count(len(marked[self.of_copy()]), len(marked))
+            if not self.exchanges and bool((counts == 0).any()):
+                rank = int(counts.argmin())
+                raise ValueError(
+                    f"Shard {rank % self.bounds.num_shards} of {self.path} has no training nodes for rank {rank} of "
+                    f"{len(counts)}, which would have nothing to learn from: divide the graph by "
+                    'MetisPartitioner(balance="train"), or use fewer shards or ranks.'
+                )
+        own = self.graph().shard.rows
+        if isinstance(ours := self.running.settings.training_sampler, SeesByTime):
+            ours.check_shard(own)
+        if is_fit and self.boundary.seed_hops:
+            places = {"places": self.marked_before + own.node_arrays["train_mask"].cumsum(0) - 1}
+            self._places = self.graph().rows_of(places, self.part_ids)["places"]
+
+    def most_nodes(self) -> int:
+        return self.most
+
+    def own_nodes(self, part: Graph) -> Tensor:
+        return torch.arange(self.graph().shard.rows.num_nodes)
+
+    def places_of(self, part: Graph, seeds: Tensor) -> Tensor:
+        if self.boundary.seed_hops:
+            return self._places[seeds]
+        return self.marked_before + torch.arange(self.marked().numel())[self.of_copy()]
 
     def marked(self) -> Tensor:
         """Return all training nodes of the shard."""
@@ -236,10 +261,79 @@ class ShardHome(GraphAccess):
             sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
         return seeds, GraphSource(part, sampler, **self.running.options_of_sources)
 
-    def whole_source(self, sampler: Sampler, num_ids: int | None = None) -> ShardedSource:
+    def whole_source(self, sampler: Sampler) -> ShardedSource:
         run, stream = self.running, stream_to(self.running.device)
         loading = run.settings.loading
-        return ShardedSource(self.graph(), sampler, loading, num_ids=num_ids, stream=stream, widen=run.widen)
+        return ShardedSource(self.graph(), sampler, loading, stream=stream, widen=run.widen)
+
+    # What an evaluation costs, measured by draws.
+
+    @property
+    def place(self) -> int:
+        """The place of the share that lies mostly in the own shard."""
+        copy, shard = divmod(self.running.rank, self.bounds.num_shards)
+        return shard * (self.running.num_ranks // self.bounds.num_shards) + copy
+
+    def size_of_evaluation(self, judged: Judged, sampler: Sampler, model: ModelLayers | None) -> int:
+        """Double the training batch as long as the neighbourhood of a batch fits all ranks' budgets. Collective.
+
+        Trees by time share no nodes: a batch of them is never larger than in training, and halved where it must be.
+        """
+        size, most = self.running.settings.batch_size, judged.most
+        if self.running.settings.evaluation.sampler is not None or model is not None:
+            return size
+        share, of_nodes = judged.share(self.place), self.running.sampler_of_evaluation()
+        if isinstance(of_nodes, SeesByTime):
+            while size > 1 and not self._fits(share[:size], sampler):
+                size //= 2
+            return size
+        while size < most and self._fits(judged.nodes_of(share[: 2 * size]), of_nodes):
+            size *= 2
+        return size
+
+    def ready_rows(self, judged: Judged, batch_size: int, model: ModelLayers | None) -> ReadyRows | None:
+        if model is None:
+            return None
+        run, folder = self.running, self.path.resolve().parent
+        if model.norm is not None and judged.num_ranks > 1:
+            raise ValueError(
+                f"{model.norm} takes the rows of all nodes at once, and no rank has those of a sharded graph: choose a "
+                "norm of single rows such as BatchNorm, or give every host the whole graph."
+            )
+
+        def pass_of(model: ModelLayers, channel: Channel, own: Callable[[], Tensor]) -> EvaluationPass:
+            most = run.bytes_of_evaluation // SHARE_OF_INPUTS
+            nodes = ShardNodes(self.graph().shard, model.layers, channel, most, folder, widen=run.widen)
+            seeds = own() if model.norm is None else torch.arange(nodes.most_rows)
+            return EvaluationPass(nodes, seeds, model, channel, run.work, folder)
+
+        assert run.trainer is not None
+        return ReadyRows(run.trainer, pass_of, judged.num_ranks)
+
+    def bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
+        sizes = dict[int, int]()
+        small, num_hops = list(range(len(some))), self.running.sampler_of_evaluation(1).num_hops
+        for hops in range(1, num_hops + 1):  # hop by hop, so that what is large is never drawn whole
+            samples = self._drawn([some[at] for at in small], NeighborSampler([-1] * hops))
+            grown = {at: sample for at, sample in zip(small, samples, strict=True) if sample.num_sampled_edges[-1]}
+            sizes = {at: size for at, sample in grown.items() if (size := self._bytes_of(sample)) <= most}
+            small = list(sizes)
+        return [sizes.get(at) for at in range(len(some))]
+
+    def _fits(self, seeds: Tensor, sampler: Sampler) -> bool:
+        """Return whether batches of each rank's seeds fit the budgets of all ranks. Collective."""
+        (sample,) = self._drawn([seeds], sampler)
+        return int(all_gather_rows(torch.tensor([self._bytes_of(sample)])).max()) <= self.running.bytes_of_evaluation
+
+    def _drawn(self, seeds: list[Tensor], sampler: Sampler) -> list[Sample]:
+        graph, keys = self.graph(), [BatchKey(0, 0, 0)] * len(seeds)
+        return graph.answered(sample_bulk(graph, check_sampler(sampler, graph.types), seeds, keys))
+
+    def _bytes_of(self, sample: Sample) -> int:
+        rows, widest = self.graph().shard.rows, widest_row(self.running.module)
+        return bytes_of_batch(rows, widest, len(sample.nodes), len(sample.indices))
+
+    # Rows of nodes outside the part.
 
     def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:
         found, ids = read_part(self.graph(), self.boundary, None, self.running.settings.seed_of_parts)
@@ -295,87 +389,3 @@ def _check_on_all_ranks(check: Callable[[], None], shard: int) -> None:
         raise refusal
     if others := [text for text in texts if text]:
         raise ValueError(others[0])
-
-
-class ShardCosts(Costs):
-    """Measures what an evaluation costs.
-
-    Args:
-        home: Where the graph lives.
-        graph: Returns the whole graph.
-        num_shards: How many shards there are.
-        folder: Where rows go that take too much memory.
-    """
-
-    def __init__(self, home: ShardHome, graph: Callable[[], ShardedGraph], num_shards: int, folder: Path) -> None:
-        super().__init__(home)
-        self._whole, self._num_shards, self._folder = graph, num_shards, folder
-
-    @property
-    def place(self) -> int:
-        """The place of the share that lies mostly in the own shard."""
-        copy, shard = divmod(self._running.rank, self._num_shards)
-        return shard * (self._running.num_ranks // self._num_shards) + copy
-
-    def batch_size(self, evaluated: Evaluated, sampler: Sampler, model: ModelLayers | None) -> int:
-        """Double the training batch as long as the neighbourhood of a batch fits all ranks' budgets. Collective.
-
-        Trees by time share no nodes: a batch of them is never larger than in training, and halved where it must be.
-        """
-        size, most = self._running.settings.batch_size, evaluated.most
-        if self._running.settings.evaluation.sampler is not None or model is not None:
-            return size
-        share, of_nodes = evaluated.share(self.place), self._running.sampler_of_evaluation()
-        if isinstance(of_nodes, SeesByTime):
-            while size > 1 and not self._fits(share[:size], sampler):
-                size //= 2
-            return size
-        while size < most and self._fits(evaluated.nodes_of(share[: 2 * size]), of_nodes):
-            size *= 2
-        return size
-
-    def ready_rows(self, evaluated: Evaluated, batch_size: int, model: ModelLayers | None) -> ReadyRows | None:
-        if model is None:
-            return None
-        run, folder = self._running, self._folder
-        if model.norm is not None and evaluated.num_ranks > 1:
-            raise ValueError(
-                f"{model.norm} takes the rows of all nodes at once, and no rank has those of a sharded graph: choose a "
-                "norm of single rows such as BatchNorm, or give every host the whole graph."
-            )
-
-        def pass_of(model: ModelLayers, channel: Channel, own: Callable[[], Tensor]) -> EvaluationPass:
-            most = run.bytes_of_evaluation // SHARE_OF_INPUTS
-            nodes = ShardNodes(self._whole().shard, model.layers, channel, most, folder, widen=run.widen)
-            seeds = own() if model.norm is None else torch.arange(nodes.most_rows)
-            return EvaluationPass(nodes, seeds, model, channel, run.work, folder)
-
-        assert run.trainer is not None
-        return ReadyRows(run.trainer, pass_of, evaluated.num_ranks)
-
-    def bytes_around(self, some: Sequence[Tensor], most: int) -> list[int | None]:
-        sizes = dict[int, int]()
-        small, num_hops = list(range(len(some))), self._running.sampler_of_evaluation(1).num_hops
-        for hops in range(1, num_hops + 1):  # hop by hop, so that what is large is never drawn whole
-            samples = self._drawn([some[at] for at in small], NeighborSampler([-1] * hops))
-            grown = {at: sample for at, sample in zip(small, samples, strict=True) if sample.num_sampled_edges[-1]}
-            sizes = {at: size for at, sample in grown.items() if (size := self._bytes_of(sample)) <= most}
-            small = list(sizes)
-        return [sizes.get(at) for at in range(len(some))]
-
-    def is_whole_graph(self, seeds: Tensor) -> bool:
-        """Return False: nobody knows."""
-        return False
-
-    def _fits(self, seeds: Tensor, sampler: Sampler) -> bool:
-        """Return whether batches of each rank's seeds fit the budgets of all ranks. Collective."""
-        (sample,) = self._drawn([seeds], sampler)
-        return int(all_gather_rows(torch.tensor([self._bytes_of(sample)])).max()) <= self._running.bytes_of_evaluation
-
-    def _drawn(self, seeds: list[Tensor], sampler: Sampler) -> list[Sample]:
-        graph, keys = self._whole(), [BatchKey(0, 0, 0)] * len(seeds)
-        return graph.answered(sample_bulk(graph, check_sampler(sampler, graph.types), seeds, keys))
-
-    def _bytes_of(self, sample: Sample) -> int:
-        rows, widest = self._whole().shard.rows, widest_row(self._running.module)
-        return bytes_of_batch(rows, widest, len(sample.nodes), len(sample.indices))

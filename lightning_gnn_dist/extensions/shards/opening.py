@@ -8,12 +8,12 @@ from pathlib import Path
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.data.task import NodeTask
 from lightning_gnn_dist.extensions.links.bounds import LinkBounds
 from lightning_gnn_dist.extensions.links.task import AskedEdges
 from lightning_gnn_dist.extensions.shards.edges import ShardEdges
 from lightning_gnn_dist.extensions.shards.home import ShardHome
 from lightning_gnn_dist.extensions.shards.index import Bounds, TypedBounds
-from lightning_gnn_dist.extensions.shards.node_task import ShardNodeTask
 from lightning_gnn_dist.graph.storage.store import tables_at
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.value_check import ValueCheck
@@ -45,7 +45,7 @@ class Shards:
         task: str | None,
         partitioner: object,
         holding: Holding,
-    ) -> ShardNodeTask:
+    ) -> NodeTask:
         """Return its nodes as what is learned; of a graph with types those of one type."""
         self.refuse_to_cut(partitioner, holding)
         bounds = Bounds.read(self.path)
@@ -56,7 +56,7 @@ class Shards:
                 "divide the graph that was split, which has its masks."
             )
         bounds = bounds if kind is None else replace(bounds, types=bounds.types.with_seeds(kind))
-        return ShardNodeTask(ShardHome(self.path, bounds, running, boundary, coverage), values)
+        return NodeTask(ShardHome(self.path, bounds, running, boundary, coverage), values)
 
     def links(self) -> tuple[LinkBounds, TypedBounds]:
         """Return which edges it holds, and the types of its nodes."""
@@ -98,9 +98,4 @@ def _check_settings_of_edges(settings: BatchSettings, boundary: Boundary) -> Non
         raise ValueError(
             "WholePartSampler takes a whole part for each batch, and with boundary=Fetch() that is the whole graph: "
             "take NeighborSampler, or boundary=Isolated()."
-        )
-    if settings.global_batching.deal == "any":
-        raise ValueError(
-            'GlobalBatching(deal="any") draws from a list of all training edges, and of those of shards no rank has '
-            "one: leave deal out, and each rank deals its own."
         )

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.boundary.boundary import Boundary, PartRows, RowReading, around, edges_among
-from lightning_gnn_dist.boundary.coverage import Coverage, weights_of
+from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.extensions.shards.draws import whole_rows
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
@@ -39,7 +39,7 @@ def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None
     if have_names(graph.types):
         part.node_arrays |= {"n_id": nodes, "train_mask": is_own & learned_from(part, graph.types.seeds)}
     if coverage is not None:
-        part.node_arrays["coverage"] = weights_of(coverage, part, graph.answered(graph.degrees(nodes)), is_own)
+        part.node_arrays["coverage"] = coverage.weights(part, graph.answered(graph.degrees(nodes)), is_own)
     return part, nodes
 
 

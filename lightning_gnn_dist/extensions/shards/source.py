@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.batches.source import DeviceStream
+from lightning_gnn_dist.batches.source import Stream
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.layer_kernels import LayerDraws, sample_layer
@@ -170,7 +170,6 @@ class ShardedSource(AheadSource):
         graph: The graph to sample.
         sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``, or one that samples around edges.
         loading: How batches are made.
-        num_ids: Seeds must lie below this number. Default: the number of nodes.
         stream: Brings batches to a device. With None they stay in RAM.
         widen: Which narrow types become float32. Default: all.
     """
@@ -181,11 +180,10 @@ class ShardedSource(AheadSource):
         sampler: object,
         loading: Loading,
         *,
-        num_ids: int | None = None,
-        stream: DeviceStream | None = None,
+        stream: Stream | None = None,
         widen: Widen = True,
     ) -> None:
-        super().__init__(graph, graph.num_nodes if num_ids is None else num_ids, loading, stream, widen)
+        super().__init__(graph, loading, stream, widen)
         self._graph, self._sampler = graph, check_sampler(sampler, graph.types)
         if isinstance(self._sampler, LayerWise):
             importance_of(graph, self._sampler)  # now, as all ranks are here, and not in the background

@@ -10,11 +10,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_gnn_dist import FastGCNSampler, Graph, LadiesSampler, NeighborSampler, ShadowSampler
-from lightning_gnn_dist.batches.source import DeviceStream, GraphSource, assemble
-from lightning_gnn_dist.engine import tensors
+from lightning_gnn_dist.batches.source import GraphSource, assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory import device_sampler as module
+from lightning_gnn_dist.extensions.larger_than_memory import tensors
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler, drawn_there, draws_anywhere
+from lightning_gnn_dist.extensions.larger_than_memory.device_stream import DeviceStream
 from lightning_gnn_dist.extensions.links.link_sampler import HeldLinks, LinkSampler, OwnLinks
 from lightning_gnn_dist.extensions.links.negatives import Candidates
 from lightning_gnn_dist.graph.graph import checked_graph

@@ -13,13 +13,14 @@ from torch import Tensor
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.source import Crossing, GraphSource, stream_to
+from lightning_gnn_dist.batches.source import GraphSource, stream_to
 from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory import placement
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import MemoryPlan, Sizes
 from lightning_gnn_dist.extensions.larger_than_memory.placement import Place, Placement, release
+from lightning_gnn_dist.extensions.larger_than_memory.rows_on_device import Crossing
 from lightning_gnn_dist.extensions.larger_than_memory.sources import PlacedSource
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
@@ -288,15 +289,13 @@ def arrays() -> dict[str, dict[str, Tensor]]:
     }
 
 
-def made(graph: lgd.Graph, plan: Any, sampler: Any = OF_TWO_HOPS, *, spare: bool = False, **options: Any) -> list[Any]:
+def made(graph: lgd.Graph, plan: Any, sampler: Any = OF_TWO_HOPS, **options: Any) -> list[Any]:
     """Batches of two bulks, by a plan; None is that of RAM."""
     if plan is None:
         source = GraphSource(graph, sampler, **options)
     else:
         source = PlacedSource(graph, sampler, placement=Placement(CPU, "device"), **options)
     source.keep_buffers(9)
-    if spare:
-        source.spare_memory()
     seeds = torch.randperm(graph.num_nodes, generator=torch.Generator().manual_seed(2)).split(20)[:4]
     if graph.types.node_types != ("",):
         seeds = torch.arange(graph.types.nodes_of("paper").start, graph.types.nodes_of("paper").stop).split(20)[:4]
@@ -344,16 +343,15 @@ def test_types(sampler: Any, share: float, monkeypatch: pytest.MonkeyPatch) -> N
     check_same(made(graph, plan_with(share, monkeypatch, draws=False), sampler), expected)
 
 
-@pytest.mark.parametrize("spare", [True, False])
 @pytest.mark.parametrize("draws", [True, False])
-def test_rows_from_files(draws: bool, spare: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_from_files(draws: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = graph_with(**arrays()["int8"])
     graph.save(tmp_path / "graph")
     expected = made(graph, None)
     monkeypatch.setattr("lightning_gnn_dist.extensions.larger_than_memory.placement.WINDOW_BYTES", 100)
     for share in (0.4, 1.0):
         plan = plan_with(share, monkeypatch, draws=draws)
-        check_same(made(lgd.Graph.open(tmp_path / "graph"), plan, spare=spare), expected)
+        check_same(made(lgd.Graph.open(tmp_path / "graph"), plan), expected)
 
 
 def test_what_is_read_most_is_held_and_the_rest_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,8 +117,6 @@ def test_samplers_draw_what_they_draw_in_ram(folder: Path, name: str) -> None:
     source = FileSource(graph, rows, sampler, Loading())
     expected = passes(GraphSource(of_widths(), sampler, all_labels=False), 0)
     check_same(passes(source, 1), expected)
-    source.spare_memory()
-    check_same(passes(source, 0), expected)
     rows.close()
 
 

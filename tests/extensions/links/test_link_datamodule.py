@@ -51,7 +51,6 @@ from lightning_gnn_dist.extensions.links.link_sampler import (
 )
 from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_receivers, has_edges
 from lightning_gnn_dist.partition.base import Partitioner
-from lightning_gnn_dist.sampling.matrix import MatrixSampler
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.layers.test_sight import NUM_NODES, C, F, Net, W, sparse_data
@@ -231,13 +230,12 @@ def test_what_cannot_work_is_refused() -> None:
     split = small_split()
     for options, message in (
         ({"sampler": ShadowSampler([5], num_hops=2)}, "NeighborSampler or WholePartSampler, got ShadowSampler"),
-        ({"sampler": MatrixSampler(LadiesSampler([5, 5]))}, "NeighborSampler or WholePartSampler, got LadiesSampler"),
+        ({"sampler": LadiesSampler([5, 5])}, "NeighborSampler or WholePartSampler, got LadiesSampler"),
         ({"boundary": History()}, r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) .*got History"),
         (
             {"boundary": Fetch(), "holding": Holding(extra_nodes=0.1)},
             r"boundary=Fetch\(\) sees the whole graph: choose",
         ),
-        ({"global_batching": GlobalBatching(deal="own")}, "deals nodes to their owners, and links have two ends"),
     ):
         with pytest.raises(ValueError, match=message):
             module_of(split, **options)

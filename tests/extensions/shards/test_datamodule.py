@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.extensions.shards.home import ShardCosts
+from lightning_gnn_dist.extensions.shards.home import ShardHome
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, plain_ddp
 from tests.extensions.shards.fitting import Result, all_figures, check_alike
@@ -218,7 +218,6 @@ def edge_types(folder: str) -> list[Any]:
 
 FITS: dict[str, tuple[str, dict[str, Any]]] = {
     "llcg": ("llcg", {}),
-    "llcg of own seeds": ("llcg", {"global_batching": lgd.GlobalBatching(deal="own", batch_size=30)}),
     "llcg with halos": ("llcg", {"boundary": lgd.Halo(2, neighbors=3)}),
     "grappa": ("grappa", {}),
     "grappa with halos": ("grappa", {"boundary": lgd.Halo(1)}),
@@ -347,7 +346,7 @@ def test_all_that_trees_see_is_evaluated_as_on_the_whole_graph(
         if most == "whole":
             data = lgd.PartitionedDataModule(graph, **options)
         elif most is not None:
-            monkeypatch.setattr(ShardCosts, "_fits", lambda self, seeds, sampler: len(seeds) <= 5)
+            monkeypatch.setattr(ShardHome, "_fits", lambda self, seeds, sampler: len(seeds) <= 5)
         pl.seed_everything(0, verbose=False)
         testing = trainer(1)
         (tested,) = testing.test(HeteroSAGE(list(graph.types.edge_types)), data, verbose=False)

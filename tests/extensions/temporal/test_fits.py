@@ -18,8 +18,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
 from lightning_gnn_dist.extensions.temporal import temporal_sampler
-from lightning_gnn_dist.layers.choice import Counter, Evaluated, seeds_at_once
-from lightning_gnn_dist.sampling.matrix import MatrixSampler
+from lightning_gnn_dist.layers.choice import Counter, Judged, seeds_at_once
 from tests.data_fitting import SOME_STRATEGIES, trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small
@@ -173,7 +172,7 @@ def test_an_evaluation_sees_as_many_of_the_latest_events_as_training() -> None:
 
 def test_an_evaluation_takes_as_many_seeds_at_once_as_its_trees_have_memory() -> None:
     graph, ids, sampler = temporal_graph(), torch.arange(300), SAMPLER.of_all()
-    counter, seeds = Counter(graph, 2, None), Evaluated(ids, lambda some: some, 1)
+    counter, seeds = Counter(graph, 2, None), Judged(ids, 1, "", lambda _: sampler)
     assert seeds_at_once(graph, sampler, seeds, counter, 120, 1 << 30) == 120
     assert seeds_at_once(graph, sampler, seeds, counter, 120, 1) == 1
     size = seeds_at_once(graph, sampler, seeds, counter, 120, 1 << 19)
@@ -250,9 +249,8 @@ def test_what_does_not_draw_by_time_is_refused(tmp_path: Path) -> None:
     lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 1, seed=0), tmp_path / "shards")
     with pytest.raises(ValueError, match="neither edges nor nodes of the graph have it"):
         lgd.PartitionedDataModule(tmp_path / "shards", sampler=SAMPLER).setup("fit")
-    for other in (DeviceSampler, MatrixSampler):
-        with pytest.raises(TypeError, match="NeighborSampler, LadiesSampler"):
-            other(SAMPLER)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="NeighborSampler, LadiesSampler"):
+        DeviceSampler(SAMPLER)  # type: ignore[arg-type]
     data = lgd.PartitionedDataModule(temporal_graph(), sampler=SAMPLER, boundary=lgd.Auto(exchange=True))
     assert not lgd.Exchange().suits(data._running.settings, trainer(1))
 

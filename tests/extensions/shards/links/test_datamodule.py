@@ -160,7 +160,7 @@ def test_copies_of_shards_divide_their_edges_and_all_ranks_the_held_ones(saved: 
 
 
 def corrected(rank: int, world_size: int, folder: str) -> list[Targets]:
-    module, deal = model(), GlobalBatching(deal="own", batch_size=50)
+    module, deal = model(), GlobalBatching(batch_size=50)
     with joined(rank, world_size):
         data = of_shards(folder, rank, world_size, global_batching=deal, **OPTIONS)
         data.setup("fit")
@@ -222,10 +222,9 @@ def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> No
     [
         ({"boundary": Exchange()}, r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) for edges, got Exchange"),
         ({"sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
-        ({"global_batching": GlobalBatching(sampler=LadiesSampler([4, 4]), deal="own")}, "got LadiesSampler"),
+        ({"global_batching": GlobalBatching(sampler=LadiesSampler([4, 4]))}, "got LadiesSampler"),
         ({"sampler": TemporalSampler([4, 4], "time")}, "holds them back at random.*or take NeighborSampler"),
         ({"sampler": WholePartSampler(2), "boundary": Fetch()}, r"take NeighborSampler, or boundary=Isolated\(\)"),
-        ({"global_batching": GlobalBatching(deal="any")}, "leave deal out, and each rank deals its own"),
         ({"partitioner": RandomPartitioner()}, "a graph is cut when it is divided: leave partitioner="),
         ({"holding": Holding(extra_nodes=0.5)}, "a graph is cut when it is divided: leave holding="),
     ],
@@ -317,7 +316,7 @@ def begun(folder: Path, options: dict[str, Any]) -> None:
 
 
 SAMPLED: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 48, "seed": 2}
-OWN = GlobalBatching(deal="own", batch_size=31)
+OWN = GlobalBatching(batch_size=31)
 Made = dict[str, list[dict[str, Any]]]
 
 
@@ -346,7 +345,7 @@ def own_corrections(data: LinkDataModule, rank: int, num_ranks: int) -> Any:
     receivers = (graph.indptr[1:, None] <= seeds).sum(0)
     own = seeds[owner[receivers] == rank]
     settings = OWN.batch_size, data.seed, 1
-    dealt = OwnSeeds(own, own, seeds.numel(), rank, num_ranks)
+    dealt = OwnSeeds(own, seeds.numel())
     return lambda round_idx: GlobalBatches(
         data._home.whole_source(data._task.across(data._running.settings.correction_sampler)), dealt, *settings
     ).of_round(round_idx, rank, num_ranks, stop=3)

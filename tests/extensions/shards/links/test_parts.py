@@ -118,7 +118,7 @@ def turns_of_bulks(rank: int, world_size: int, folder: str, fanouts: list[int]) 
         data.setup("fit")
         graph, seeds = CountingGraph(data._home.shard, channel), data._task._own()  # type: ignore[attr-defined]
         for count in (1, 6):
-            source = ShardedSource(graph, data._task.across(data.sampler), Loading(), num_ids=10**6)
+            source = ShardedSource(graph, data._task.across(data.sampler), Loading())
             of_bulk = [([seeds[10 * i : 10 * i + 10]], [BatchKey(0, 0, i)], None) for i in range(count)]
             before = graph.turns
             for _, batches in source.make_in_turn(iter(of_bulk)):

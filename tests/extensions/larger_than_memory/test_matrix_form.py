@@ -6,22 +6,26 @@
     SAMPLE       edges of each row, or columns of each batch, are drawn
     EXTRACT      A_l = Q_R A Q_C: the frontier's rows and the drawn columns; the columns of batch i begin at i * n
 
-It uses torch operators on the device of the graph's tensors, and the random words of the compiled samplers, so batches
-are the same. The products read all edges of a frontier: where few are drawn, they are 50 to 100 times slower on a CPU.
+It uses the random words of the compiled samplers, so batches are the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
-from lightning_gnn_dist.engine.stack import Edges, Stack
-from lightning_gnn_dist.engine.tensors import (
+from lightning_gnn_dist import FastGCNSampler, Graph, LadiesSampler, NeighborSampler
+from lightning_gnn_dist.engine import rng
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.weighted import table_of
+from lightning_gnn_dist.extensions.larger_than_memory import tensors
+from lightning_gnn_dist.extensions.larger_than_memory.stack import Edges, Stack
+from lightning_gnn_dist.extensions.larger_than_memory.tensors import (
     Frontier,
     TensorWeights,
     below,
@@ -32,51 +36,26 @@ from lightning_gnn_dist.engine.tensors import (
     scales,
     unit,
 )
-from lightning_gnn_dist.engine.weighted import table_of
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import starts_of
-from lightning_gnn_dist.sampling.base import check_bulk
+from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.block import spend_warning
-from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler, LayerSampler
-from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.layer_wise import LayerSampler
+from tests.sampling import reference
+from tests.sampling.neighborhoods import assert_same
+from tests.sampling.reference import random_graph
 
 
-@dataclass(frozen=True)
-class MatrixSampler:
-    """Draws the batches of another sampler by products of matrices. The graph must not hold an edge twice.
-
-    Args:
-        sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.
-    """
-
-    sampler: NeighborSampler | LayerSampler
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.sampler, NeighborSampler | LadiesSampler | FastGCNSampler):
-            raise TypeError(
-                "sampler must be one whose batches products of matrices draw, NeighborSampler, LadiesSampler or "
-                f"FastGCNSampler, got {shown(self.sampler)}."
-            )
-
-    @property
-    def num_hops(self) -> int:
-        return self.sampler.num_hops
-
-    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        bulk = check_bulk(graph, seeds, keys, untyped="MatrixSampler")
-        if not bulk:
-            return []
-        for ids, _ in bulk:
-            refuse_repeated(ids)
-        matrix = adjacency(graph)
-        stack = Stack([ids.to(matrix.device) for ids, _ in bulk], graph.num_nodes)
-        for hop, words in enumerate(keys_of(keys, self.num_hops, matrix.device)[:, :-1]):
-            stack.trim()
-            if isinstance(self.sampler, NeighborSampler):
-                stack.grow(_node_wise(self.sampler, graph, matrix, stack, words, hop))
-            else:
-                stack.grow(_layer_wise(self.sampler, graph, matrix, stack, words, hop))
-        return stack.samples(with_ids=bool(graph.edge_arrays))
+def matrix_form(
+    sampler: NeighborSampler | LayerSampler, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
+) -> list[Sample]:
+    """Draw the batches of a sampler by products of matrices. The graph must not hold an edge twice."""
+    matrix = adjacency(graph)
+    stack = Stack([ids.to(matrix.device) for ids in seeds], graph.num_nodes)
+    grow = _node_wise if isinstance(sampler, NeighborSampler) else _layer_wise
+    for hop, words in enumerate(keys_of(keys, sampler.num_hops, matrix.device)[:, :-1]):
+        stack.trim()
+        stack.grow(grow(sampler, graph, matrix, stack, words, hop))
+    return stack.samples(with_ids=bool(graph.edge_arrays))
 
 
 def adjacency(graph: Graph) -> Tensor:
@@ -86,8 +65,7 @@ def adjacency(graph: Graph) -> Tensor:
     numbers = torch.arange(1, graph.num_edges + 1, dtype=torch.float64, device=rows.device)
     spend_warning()
     matrix = _sparse(rows, graph.indices, numbers, graph.num_nodes, graph.num_nodes)
-    if matrix.values().numel() < graph.num_edges:
-        raise ValueError("The graph holds an edge twice, which a matrix cannot. Make it simple: data.coalesce().")
+    assert matrix.values().numel() == graph.num_edges  # an entry holds one edge
     return matrix
 
 
@@ -186,3 +164,61 @@ def _chances(sampler: LayerSampler, matrix: Tensor, values: Tensor, stack: Stack
     factors = scales(product, sampler.num_nodes[hop])[:, None]
     rows = torch.where(product > 0, (factors * product).clamp(max=1), 0.0)
     return rows.expand(stack.num_batches, n).reshape(-1)
+
+
+# The literal matrix form draws the batches of the compiled samplers.
+
+
+def simple_graph(num_nodes: int = 300, num_edges: int = 5000) -> Graph:
+    """A random graph without repeated edges, with weights, some of them 0."""
+    graph = random_graph(num_nodes, num_edges, seed=2)
+    receivers = torch.arange(num_nodes).repeat_interleave(graph.degrees())
+    edge_index = torch.stack([graph.indices.long(), receivers]).unique(dim=1)
+    weight = torch.rand(edge_index.size(1), generator=torch.Generator().manual_seed(0))
+    weight[::5] = 0
+    return Graph.from_edge_index(edge_index, num_nodes, {}, {"edge_weight": weight})
+
+
+SIMPLE = simple_graph()
+SEEDS_OF_BULK = [torch.randperm(300, generator=torch.Generator().manual_seed(i))[: 7 * i + 1] for i in range(5)]
+PLACES = [BatchKey(1, 2, 3 * i) for i in range(5)]
+
+SAMPLERS: list[Sampler] = [
+    *(
+        NeighborSampler(numbers, replace=replace, weight=weight)
+        for numbers in ([3], [5, -1, 2], [-1, 30])
+        for replace in (False, True)
+        for weight in (None, "edge_weight")
+    ),
+    *(
+        kind(numbers, weight, normalize)
+        for kind in (LadiesSampler, FastGCNSampler)
+        for numbers in ([20], [60, 30, 10], [400, 50])
+        for weight in (None, "edge_weight")
+        for normalize in (False, True)
+    ),
+]
+
+
+check_same = partial(assert_same, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
+def test_a_sampler_is_its_matrix_form(sampler):
+    bulk = SIMPLE, SEEDS_OF_BULK, PLACES
+    check_same(sampler.sample_bulk(*bulk), matrix_form(sampler, *bulk))
+
+
+def test_tensors_draw_the_words_of_kernels():
+    keys = tensors.keys_of(PLACES, 4, torch.device("cpu"))[3, :-1]
+    nodes, steps = torch.arange(40, 90), torch.arange(3)
+    words = tensors.draw(keys[:, None, None], nodes[:, None], steps)
+    expected = [
+        [[reference.draw(int(rng.key(*place, 3)), int(node), i) for i in range(3)] for node in nodes]
+        for place in PLACES
+    ]
+    assert (words.numpy().view("uint64") == np.array(expected, np.uint64)).all()
+    assert tensors.draw(keys, nodes[:5], 2).equal(words[torch.arange(5), torch.arange(5), 2])
+    flat = [word for row in expected for cell in row for word in cell]
+    assert tensors.unit(words).view(-1).tolist() == [reference.unit(word) for word in flat]
+    assert tensors.below(words, torch.tensor(9)).view(-1).tolist() == [((word >> 32) * 9) >> 32 for word in flat]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -40,6 +40,7 @@ class ShadowSampler:
 
     num_neighbors: Sequence[int]
     num_hops: Layers
+    is_for_nodes: ClassVar[bool] = True  # not for pairs of them
 
     def __post_init__(self) -> None:
         example = "ShadowSampler([10, 5], num_hops=3)"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -62,6 +62,7 @@ class RandomWalkSampler:
     walk_length: Hops = 2
     weight: Weight = None
     visits: Annotated[int, whole(0, MAX_ENTRIES)] = 50
+    is_for_nodes: ClassVar[bool] = True  # not for pairs of them
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -1,0 +1,1 @@
+"""A look at a few seeds before an evaluation."""
