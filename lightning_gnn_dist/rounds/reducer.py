@@ -64,18 +64,6 @@ class Reducer:
     def restore(self, lost: Sequence[Tensor]) -> None:
         """Go on with what :meth:`lost` returned in the fit of a checkpoint."""
 
-    # Among other ranks than all of them, who may die before a mean is complete.
-
-    def rest(self, groups: Groups) -> Groups:
-        """Return what does not go as it is."""
-        return {}
-
-    def mean_of_rest_(self, rest: Groups, weight: float, channel: Any, round_idx: int) -> None:
-        """Replace the rest by its means over the ranks of a channel, as if none were taken since :meth:`keep`."""
-
-    def keep(self) -> None:
-        """Note that all ranks have come to the end of a meeting."""
-
 
 @runtime_checkable
 class SendsMeans(Protocol):

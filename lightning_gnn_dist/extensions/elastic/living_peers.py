@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
@@ -25,10 +24,9 @@ from lightning_gnn_dist.rounds.means import OuterStep
 from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
 from lightning_gnn_dist.rounds.meeting_hook import ReplicaState, hook_of
 from lightning_gnn_dist.rounds.premises import Premises, check_same_premises, premises_of
-from lightning_gnn_dist.rounds.reducer import Groups, check_alone
+from lightning_gnn_dist.rounds.reducer import Reducer, check_alone
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.wire.addresses import HERE
-from lightning_gnn_dist.wire.channel import Channel
 
 _SECONDS_BETWEEN_CALLS = 0.2
 _MAY_DIE = "With peers=Elastic() ranks may die at any time."
@@ -100,8 +98,6 @@ class LivingPeers(Peers):
         self._member: Membership | None = None
         self._premises: Premises | None = None  # of the parts that were dealt last, among _dealt_among ranks
         self._dealt_among = self._place = self._told = 0
-        self._rest: Groups = {}  # of what goes into the mean, what does not go as it is
-        self._means: Groups = {}  # of that, in a meeting that may be held again
 
     may_change = True
 
@@ -191,12 +187,11 @@ class LivingPeers(Peers):
             self._tensors_to_average,
             self._weight(batches),
             lambda: [*own, *strategy.meeting.parameters.checksums()],
-            self._average_rest,
         )
         rows = [Row(*numbers[: len(own)]) for numbers in said]
         _check_premises(rows)
-        if any(row.batches for row in rows):
-            self._take_means()
+        for hook in strategy.meeting.hooks if any(row.batches for row in rows) else []:
+            hook.apply()
         state.batches_of_ranks = [row.batches for row in rows]
         state.round_idx += any(state.batches_of_ranks)
         if not batches and (self._member.was_behind or any(state.batches_of_ranks)):
@@ -213,28 +208,10 @@ class LivingPeers(Peers):
         return self._rounds.own_weight()
 
     def _tensors_to_average(self, rows: list[list[int]]) -> list[Tensor]:
-        """Return what goes as it is, of a share that is new at each attempt: the rank may have been behind."""
+        """Return what is averaged, anew at each attempt: the rank may have been behind."""
         self._rounds.meeting.parameters.compare([row[len(Row._fields) :] for row in rows])
         groups = contributed(self._rounds.meeting.hooks)
-        self._rest, self._means = self._rounds.reducer.rest(groups), {}
-        rest = {id(each) for group in self._rest.values() for each in group}
-        ordered = [each for name in ("pseudo_gradients", "whole", "moments") for each in groups.get(name, ())]
-        return [each for each in ordered if id(each) not in rest]
-
-    def _average_rest(self, channel: Channel, weight: float) -> None:
-        """Average what does not go as it is, beside the replica: the meeting may be held again."""
-        self._means = {name: [each.clone() for each in group] for name, group in self._rest.items()}
-        self._rounds.reducer.mean_of_rest_(self._means, weight, channel, self._rounds.state.round_idx)
-
-    @torch.no_grad()
-    def _take_means(self) -> None:
-        """Make the means of a meeting that was held to its end this replica's."""
-        for name, means in self._means.items():
-            for own, mean in zip(self._rest[name], means, strict=True):
-                own.copy_(mean)
-        for part in self._rounds.meeting.hooks:
-            part.apply()
-        self._rounds.reducer.keep()
+        return [each for name in ("pseudo_gradients", "whole", "moments") for each in groups.get(name, ())]
 
     def _outer(self) -> OuterStep | None:
         return hook_of(self._rounds.meeting.hooks, OuterStep)
@@ -365,9 +342,9 @@ def _check_rounds(strategy: RoundStrategy) -> None:
     """Refuse rounds that need all ranks, where ranks may die."""
     conflicts = [
         (
-            strategy.reducer.is_late,
-            "The reducer sends a mean while ranks train, and one that a dead rank does not finish is held again by "
-            "the others, who must be at the meeting: leave it out, or use Rounded(8).",
+            type(strategy.reducer) is not Reducer,
+            "A mean that a dead rank does not finish is taken again by the others, of numbers as they are: leave the "
+            "reducer out.",
         ),
         (
             strategy.nonfinite != "refuse",

@@ -18,20 +18,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from http.server import ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist.extensions.elastic.settings import LIGHTHOUSE, RANK, Patience, Sign, quieten
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.addresses import HERE, is_loopback, serve_store
-from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.collectives import flatten, op_of, write_back
 
 _SECONDS_OF_SILENCE = 20.0
@@ -44,36 +42,6 @@ class Seat(NamedTuple):
 
     place: int
     of: int
-
-
-class MemberLost(Exception):
-    """A member does not answer: the meeting will be held again, without it."""
-
-
-class MembersChannel(Channel):
-    """The members of a meeting, who exchange rows.
-
-    Args:
-        manager: Hears of errors.
-        group: Torchft's process group of the members.
-        seat: This rank's place among them.
-    """
-
-    def __init__(self, manager: Any, group: Any, seat: Seat) -> None:
-        super().__init__(None, seat.of, seat.place)
-        self._manager, self._of_members = manager, group
-        self.is_waited_for = False  # the meeting counts its seconds
-
-    def _all_to_all(
-        self, received: Tensor, sent: Tensor, to_receive: list[int], to_send: list[int], **how: bool
-    ) -> None:
-        if self._manager.errored():
-            raise MemberLost
-        try:
-            self._of_members.alltoall_base(received, sent, to_receive, to_send, dist.AllToAllOptions()).wait()
-        except RuntimeError as error:
-            self._manager.report_error(error)
-            raise MemberLost from error
 
 
 class Membership:
@@ -91,53 +59,38 @@ class Membership:
         self.seat = Seat(0, 1)
         self.was_behind = False
         self._load_state = load_state
-        self._group, self._manager, self._store = _connect(elastic, state, self._catch_up)
+        self._manager, self._store = _connect(elastic, state, self._catch_up)
         self._sign = Sign()
         self._sign.show()
         self._manager.load_state_dict({"step": step, "batches_committed": 0})
 
     def meet(
-        self,
-        tensors: Callable[[list[list[int]]], list[Tensor]],
-        weight: float,
-        numbers: Callable[[], list[int]],
-        more_means: Callable[[Channel, float], None] | None = None,
+        self, tensors: Callable[[list[list[int]]], list[Tensor]], weight: float, numbers: Callable[[], list[int]]
     ) -> list[list[int]]:
         """Replace ``tensors(rows)`` by their weighted mean over the members. Returns all members' ``rows``, by place.
 
         A rank that was behind is brought up to date first, and its weight does not count. Integers become the largest
         of all. If the weights add up to 0, floats stay as they are. A member's row is what its ``numbers()`` returns.
-
-        ``more_means(channel, weight)`` takes means of its own over the members, unless the weights add up to 0. What it
-        finds holds when this method returns: until then a member may be lost, and the meeting be held again.
         """
         start, self.was_behind = time.perf_counter(), False
         while True:
             self._find_quorum()
-            counts = 0.0 if self.was_behind else weight
-            rows, total = self._exchange(numbers(), counts)
-            values = tensors(rows)
-            flats = flatten(values, counts, torch.device("cpu"))
+            rows = self._exchange(numbers())
+            flats = flatten(tensors(rows), 0.0 if self.was_behind else weight, torch.device("cpu"))
             self._reduce_([flat for flat, _ in flats])
-            if more_means is not None and total > 0:
-                with suppress(MemberLost):
-                    more_means(MembersChannel(self._manager, self._group, self.seat), counts)
             if self._manager.should_commit():
                 break  # otherwise a member was lost: try again with those who are left
         write_back(flats)
         collectives.traffic.seconds += time.perf_counter() - start
         return rows
 
-    def _exchange(self, row: list[int], weight: float) -> tuple[list[list[int]], float]:
-        """The rows of all members, by place, and the sum of their weights.
-
-        They mean nothing if a member is lost: then nobody commits to them.
-        """
-        rows = torch.zeros(self.seat.of, len(row) + 1, dtype=torch.float64)  # exact for integers of up to 53 bits
-        rows[self.seat.place] = torch.tensor([*row, weight], dtype=torch.float64)
+    def _exchange(self, row: list[int]) -> list[list[int]]:
+        """The rows of all members, by place. They mean nothing if a member is lost: then nobody commits to them."""
+        rows = torch.zeros(self.seat.of, len(row), dtype=torch.float64)  # exact for integers of up to 53 bits
+        rows[self.seat.place] = torch.tensor(row, dtype=torch.float64)
         self._reduce_([rows])
-        numbers: list[list[int]] = rows[:, :-1].round().to(torch.int64).tolist()
-        return numbers, float(rows[:, -1].sum())
+        numbers: list[list[int]] = rows.round().to(torch.int64).tolist()
+        return numbers
 
     def leave(self) -> None:
         """Stop serving the others, who go on without this rank."""
@@ -189,20 +142,17 @@ def _lighthouse() -> str:
     return os.environ[LIGHTHOUSE]
 
 
-def _connect(
-    elastic: Patience, state: Callable[[], State], load_state: Callable[[State], None]
-) -> tuple[Any, Any, Any]:
-    """Return the process group of the members, its manager, and the store that the manager serves from."""
+def _connect(elastic: Patience, state: Callable[[], State], load_state: Callable[[State], None]) -> tuple[Any, Any]:
+    """Return the manager, and the store that it serves from."""
     stays_on_host = is_loopback(urlsplit(_lighthouse()).hostname or "")
     store = serve_store(HERE if stays_on_host else "")
     with _ports_kept(stays_on_host):
-        group, manager = _manager(elastic, state, load_state, store.port, stays_on_host)
-    return group, manager, store
+        return _manager(elastic, state, load_state, store.port, stays_on_host), store
 
 
 def _manager(
     elastic: Patience, state: Callable[[], State], load_state: Callable[[State], None], port: int, stays_on_host: bool
-) -> tuple[Any, Any]:
+) -> Any:
     quieten()
     from torchft import Manager, ProcessGroupGloo
     from torchft.checkpointing.http_transport import HTTPTransport
@@ -212,9 +162,8 @@ def _manager(
     transport = HTTPTransport(timeout=timeout, num_chunks=0)
     if stays_on_host:  # by itself it would give the others the host's name, at which it does not listen
         transport.address = lambda: f"http://{HERE}:{transport._server.server_port}/checkpoint/"
-    group = ProcessGroupGloo(timeout=timeout)
-    return group, Manager(
-        pg=group,
+    return Manager(
+        pg=ProcessGroupGloo(timeout=timeout),
         state_dict=state,
         load_state_dict=load_state,
         min_replica_size=1,  # the lighthouse alone decides how many a quorum needs

@@ -46,8 +46,6 @@ class Means(Reducer):
         self._channel: Channel | None = None
         self._apart: Channel | None = None  # for what travels while ranks train
         self._of_pseudo_gradients: RoundedMean | None = None
-        self._kept: RoundedMean | None = None  # of the last meeting that was held to its end, if ranks may die
-        self._moves = False
         self._restored: list[Tensor] = []
         self._number = 0
         self._agreed: set[int] = set()
@@ -61,10 +59,6 @@ class Means(Reducer):
             self._apart = open_channel(size)
             self._apart.is_waited_for = False
 
-    def keep(self) -> None:
-        """Note that all ranks have come to the end of a meeting, so that what was lost there can be added."""
-        self._kept = self._of_pseudo_gradients
-
     def begin_meeting(self, round_idx: int, lengths: Sequence[int] | None = None) -> None:
         """Note the number of the meeting, which decides how numbers are rounded, and what is as long on all ranks."""
         self._number = round_idx << 16
@@ -74,22 +68,16 @@ class Means(Reducer):
         if self._channel is None:
             super().mean_(groups, weight)
             return
-        rest, moments = self.rest(groups), groups.get("moments", ())
+        rest, moments = self._rest(groups), groups.get("moments", ())
         collectives.average_([*groups.get("whole", ()), *(each for each in moments if not is_rounded(each))], weight)
         self._number += self._average_rounded(rest, weight, self._number, self._agreed)
 
-    def rest(self, groups: Groups) -> Groups:
+    def _rest(self, groups: Groups) -> Groups:
+        """Return what does not go as it is."""
         if self.bits is None:
             return {}
         rest = {name: groups[name] for name in ("pseudo_gradients", "moments", "gradient") if name in groups}
         return rest | ({"moments": [each for each in rest["moments"] if is_rounded(each)]} if "moments" in rest else {})
-
-    def mean_of_rest_(self, rest: Groups, weight: float, channel: Channel, round_idx: int) -> None:
-        self._moves, self._channel = True, channel if channel.size > 1 else None
-        self._of_pseudo_gradients = None if self._kept is None else self._kept.moved(channel)
-        self.begin_meeting(round_idx)
-        if self._channel is not None:
-            self._number += self._average_rounded(rest, weight, self._number, self._agreed)
 
     def stage(
         self, outer: OuterStep | None, moments: AveragedMoments | None
@@ -115,7 +103,7 @@ class Means(Reducer):
         whole = [pseudo_gradients, moments]
         if self.bits is not None:
             whole = [[each for each in moments if not is_rounded(each)]]
-        rest = self.rest({"pseudo_gradients": pseudo_gradients, "moments": moments})
+        rest = self._rest({"pseudo_gradients": pseudo_gradients, "moments": moments})
         agreed = self._agreed
 
         def take() -> None:
@@ -133,17 +121,12 @@ class Means(Reducer):
 
     def forget(self) -> None:
         """Forget the fit before."""
-        self._channel = self._apart = self._of_pseudo_gradients = self._kept = None
+        self._channel = self._apart = self._of_pseudo_gradients = None
         self._agreed = set()
         self._restored = []
 
     def lost(self) -> list[Tensor]:
-        """Return what rounding has left of this rank's pseudo-gradients, for a checkpoint; nothing where ranks may die.
-
-        Their checkpoint is one rank's, from which any number of ranks may go on.
-        """
-        if self._moves:
-            return []
+        """Return what rounding has left of this rank's pseudo-gradients, for a checkpoint."""
         return self._restored if self._of_pseudo_gradients is None else self._of_pseudo_gradients.lost
 
     def restore(self, lost: Sequence[Tensor]) -> None:

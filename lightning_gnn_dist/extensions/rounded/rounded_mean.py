@@ -46,7 +46,9 @@ class RoundedMean:
     def to_ranks(self, vector: Tensor, number: int, *, counts: bool) -> Tensor:
         """Return the bytes of each rank's piece of a vector, in a row for each rank. Not collective."""
         self._chance.manual_seed(number * self.channel.size + self.channel.rank)
-        return self._rounded(self._in_pieces(vector.cpu().float()), 0, counts=counts)
+        size, rows = self.channel.size, self._rows
+        padded = torch.nn.functional.pad(vector.cpu().float(), (0, size * rows * ROW - self.length))
+        return self._rounded(padded.view(size, rows, ROW), 0, counts=counts)
 
     def answers(self, received: Tensor, weights: Tensor) -> Tensor:
         """Return the bytes of the mean of the pieces that came from all ranks, in a row for each rank."""
@@ -59,19 +61,6 @@ class RoundedMean:
     def read(self, answers: Tensor) -> Tensor:
         """Return the mean whose pieces the ranks have answered."""
         return self._unpacked(answers).view(-1)[: self.length]
-
-    def moved(self, channel: Channel) -> RoundedMean:
-        """Return the same for other ranks. What was lost of the mean is kept by who averages the same piece."""
-        moved = RoundedMean(channel, self._codec, self.length, keeps_lost=self._keeps_lost)
-        if (channel.size, channel.rank) == (self.channel.size, self.channel.rank):
-            moved.lost = [*self.lost]
-        else:
-            moved.lost[0] = moved._in_pieces(self.lost[0].view(-1)[: self.length])
-        return moved
-
-    def _in_pieces(self, vector: Tensor) -> Tensor:
-        size, rows = self.channel.size, self._rows
-        return torch.nn.functional.pad(vector, (0, size * rows * ROW - self.length)).view(size, rows, ROW)
 
     def _rounded(self, pieces: Tensor, which: int, *, counts: bool = True) -> Tensor:
         """Return pieces, with what was lost of those before, as bytes, and note what is lost of them, if they count."""

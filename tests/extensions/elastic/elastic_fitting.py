@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lightning_gnn_dist import Elastic, EverySeconds, TMAStrategy
-from lightning_gnn_dist.extensions.elastic.membership import MembersChannel, Membership
+from lightning_gnn_dist.extensions.elastic.membership import Membership
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 from tests.strategies.fitting import Net, State, fit, state_of
 
@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 
 class Fate(NamedTuple):
-    """What happens to a rank in its third round: in a step, at validation, at the meeting, in an exchange there."""
+    """What happens to a rank in its third round: in a step, at validation, at the meeting."""
 
     rank: int = -1
     where: str = "step"
@@ -58,18 +58,6 @@ class Watched(Net):
                 os.system(f"(while {others}; do sleep 0.1; done; kill -CONT {os.getpid()}) &")
             os.kill(os.getpid(), fate.signal)
             (self.folder / AWAITED).unlink(missing_ok=True)
-
-    def exchange_or_die(self) -> None:
-        """Let the rank die after it has sent its numbers, before it hears of the means."""
-        exchange, begun = MembersChannel._all_to_all, []
-
-        def one_or_die(channel: MembersChannel, *args: Any, **how: bool) -> None:
-            begun.append(self.current_epoch)
-            if begun.count(2) == 3:  # lengths, numbers, means
-                self.meet_fate("exchange")
-            exchange(channel, *args, **how)
-
-        MembersChannel._all_to_all = one_or_die  # type: ignore[method-assign]
 
     def training_step(self, batch: list[Tensor]) -> Tensor:
         if self.trainer.training:
@@ -108,8 +96,6 @@ def train(
             mean(member, flats)
 
         Membership._reduce_ = mean_or_die  # type: ignore[method-assign]
-    if fate.where == "exchange":
-        module.exchange_or_die()
     saver = ModelCheckpoint(f"{folder}/saved", save_last=True, enable_version_counter=False)
     elastic = Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
     strategy = TMAStrategy(EverySeconds(0.4), peers=elastic, **means or {})

@@ -19,19 +19,16 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.elastic.settings import SIGN, waits
-from lightning_gnn_dist.extensions.rounded.rounded_mean import ROW
-from lightning_gnn_dist.wire.collectives import traffic
 from tests.extensions.elastic.elastic_fitting import AWAITED, TIMEOUT_SECONDS, TWO, Fate, come_back, train
 from tests.link_model import LinkSAGE, held
 from tests.python_server import fast_python
 from tests.ranks import RankError, run_ranks, start_ranks
-from tests.rounds.means.test_outer import ROUNDS, STEPS, by_hand
 from tests.sage import SAGE
-from tests.strategies.fitting import Net, State, differs, fit, same_start, state_of
+from tests.strategies.fitting import Net, State, differs, fit, state_of
 
 torchft = pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
 
-BITS = {"outer": lgd.Outer(momentum=0.8, adaptive=True), "reducer": lgd.Rounded(8), "average_optimizer": True}
+MOMENTS = {"outer": lgd.Outer(momentum=0.8, adaptive=True), "average_optimizer": True}
 Means = dict[str, Any] | None
 MOMENTUM = {"outer": lgd.Outer(momentum=0.5, nesterov=True)}
 
@@ -57,10 +54,9 @@ def test_ranks_meet_without_a_process_group(tmp_path: Path) -> None:
         (Fate(2, "validation"), None),
         (Fate(0, "meeting"), None),
         (Fate(2, "meeting"), None),
-        (Fate(1, "step"), BITS),
-        (Fate(0, "exchange"), BITS),
+        (Fate(1, "step"), MOMENTS),
     ],
-    ids=lambda value: f"{value.rank}-{value.where}" if isinstance(value, Fate) else "bits" if value else "",
+    ids=lambda value: f"{value.rank}-{value.where}" if isinstance(value, Fate) else "moments" if value else "",
 )
 def test_when_a_rank_is_killed_the_others_go_on(tmp_path: Path, fate: Fate, means: Means) -> None:
     with start_ranks(train, 3, str(tmp_path), 6, fate, None, means) as ranks:
@@ -77,7 +73,7 @@ def test_when_a_rank_is_killed_the_others_go_on(tmp_path: Path, fate: Fate, mean
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
-@pytest.mark.parametrize("means", [None, MOMENTUM, BITS], ids=["None", "momentum", "bits"])
+@pytest.mark.parametrize("means", [None, MOMENTS], ids=["None", "moments"])
 def test_a_rank_that_stood_still_catches_up(tmp_path: Path, means: Means) -> None:
     (tmp_path / AWAITED).touch()
     first, second, third = run_ranks(train, 3, str(tmp_path), 20, Fate(1, "step", signal.SIGSTOP), None, means)
@@ -88,7 +84,7 @@ def test_a_rank_that_stood_still_catches_up(tmp_path: Path, means: Means) -> Non
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
-@pytest.mark.parametrize(("from_file", "means"), [(False, BITS), (True, MOMENTUM)])
+@pytest.mark.parametrize(("from_file", "means"), [(False, MOMENTS), (True, MOMENTUM)])
 def test_a_rank_that_comes_back_is_healed_and_takes_part(tmp_path: Path, from_file: bool, means: Means) -> None:
     rounds = 32
     (tmp_path / AWAITED).touch()
@@ -287,38 +283,6 @@ def test_what_needs_the_others_is_refused(options: dict[str, Any], message: str)
 def test_a_rank_without_a_lighthouse_is_told_how_to_start() -> None:
     with pytest.raises(ValueError, match="lightning-gnn-dist elastic --ranks 4"):
         fit(0, lgd.TMAStrategy(lgd.EverySeconds(1), peers=lgd.Elastic()), Net(), devices=1)
-
-
-# Elastic ranks that send fewer bits, against steps by hand.
-
-
-OUTER = lgd.Outer(momentum=0.5)
-NUMBERS_OF_A_ROW = 10 + 4 + 1  # what a rank tells the others, a checksum of each parameter, a weight
-
-
-class Ended(NamedTuple):
-    state: State
-    sent: list[float]
-
-
-def train_in_fewer_bits(rank: int, world_size: int) -> Ended:
-    sent: list[float] = []
-    Net.on_train_epoch_end = lambda self: sent.append(traffic.bytes_sent)  # type: ignore[method-assign]
-    module, elastic = same_start(), lgd.Elastic(patience=60, timeout=60, ranks=world_size)
-    strategy = lgd.TMAStrategy(lgd.EverySteps(STEPS), peers=elastic, outer=OUTER, reducer=lgd.Rounded(8))
-    fit(rank, strategy, module, devices=1, max_epochs=ROUNDS)
-    return Ended(state_of(module), sent)
-
-
-@pytest.mark.usefixtures("lighthouse")
-def test_members_send_less_and_end_where_steps_by_hand_do() -> None:
-    first, second = run_ranks(train_in_fewer_bits, 2)
-    assert differs(first.state, second.state) == 0.0
-    assert 0 < differs(first.state, by_hand(2, OUTER)) < 3e-2
-    a_meeting = (
-        2 * 8 * NUMBERS_OF_A_ROW + 16 + 2 * (ROW + 8)
-    )  # rows, weight and length, a piece to the other, the own mean
-    assert {after - before for before, after in zip(first.sent, first.sent[1:], strict=False)} == {a_meeting}
 
 
 # The launcher of elastic ranks: who dies is told, who is left goes on, nobody stays behind.

@@ -253,5 +253,5 @@ def test_it_says_what_a_fit_without_overlap_leaves_behind(tmp_path: Path) -> Non
 
 
 def test_elastic_ranks_refuse_it() -> None:
-    with pytest.raises(ValueError, match=r"The reducer sends .* leave it out"):
+    with pytest.raises(ValueError, match=r"A mean that a dead rank .* leave the reducer out"):
         lgd.TMAStrategy(peers=lgd.Elastic(), reducer=lgd.Overlapped())

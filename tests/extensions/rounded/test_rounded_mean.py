@@ -54,18 +54,10 @@ def true_mean(vectors: dict[str, Tensor], weights: dict[str, float]) -> Tensor:
 
 
 @pytest.mark.parametrize("bits", [8, 16])
-def test_members_add_what_they_have_lost_whoever_comes_and_goes(bits: int) -> None:
-    means: Members = {}
-    for number, names in enumerate(["abc", "abc", "abd", "ad", "ad", "acd"]):
-        before, here = means, "".join(means)
-
-        def start(name: str, channel: Channel, kept: Members = before) -> RoundedMean:
-            return kept[name].moved(channel) if name in kept else RoundedMean(channel, Codec(bits), LENGTH)
-
-        means = seated(names, start)
-        stays = [len(here) == len(names) and here[place] == name for place, name in enumerate(names)]
-        assert [bool(mean.lost[1].any()) for mean in means.values()] == stays  # who averages the piece that it had
-        owed, vectors = lost(means, WEIGHTS), drawn(number, names)
+def test_ranks_add_what_they_have_lost(bits: int) -> None:
+    means = seated("abc", lambda name, channel: RoundedMean(channel, Codec(bits), LENGTH))
+    for number in range(4):
+        owed, vectors = lost(means, WEIGHTS), drawn(number, "abc")
         found = meet(means, vectors, WEIGHTS, number)
         assert all(torch.equal(each, found[0]) for each in found)
         expected = true_mean(vectors, WEIGHTS) + owed - lost(means, WEIGHTS)
@@ -73,26 +65,14 @@ def test_members_add_what_they_have_lost_whoever_comes_and_goes(bits: int) -> No
         assert 0 < float((found[0] - true_mean(vectors, WEIGHTS)).abs().max()) < (0.1 if bits == 8 else 0.05)
 
 
-def test_what_was_lost_at_a_meeting_that_is_held_again_was_not_lost() -> None:
-    first = seated("ab", lambda name, channel: RoundedMean(channel, Codec(8), LENGTH))
-    meet(first, drawn(0, "ab"), WEIGHTS, 0)
-    known = {name: [each.clone() for each in mean.lost] for name, mean in first.items()}
-    found = []
-    for _ in range(2):
-        again = seated("ab", lambda name, channel: first[name].moved(channel))
-        found.append(meet(again, drawn(1, "ab"), WEIGHTS, 1)[0])
-    assert torch.equal(*found)
-    assert all(torch.equal(*pair) for name in "ab" for pair in zip(first[name].lost, known[name], strict=True))
-
-
 def test_who_does_not_count_changes_nothing_and_owes_what_it_owed() -> None:
-    means = seated("abc", lambda name, channel: RoundedMean(channel, Codec(8), LENGTH))
-    meet(means, drawn(0, "abc"), WEIGHTS, 0)
-    owed, found = means["c"].lost[0].clone(), []
+    found = []
     for vector in (torch.zeros(LENGTH), torch.full((LENGTH,), 9.0)):
-        again = seated("abc", lambda name, channel: means[name].moved(channel))
-        found.append(meet(again, drawn(1, "ab") | {"c": vector}, WEIGHTS | {"c": 0.0}, 1)[0])
-        assert torch.equal(again["c"].lost[0], owed)
+        means = seated("abc", lambda name, channel: RoundedMean(channel, Codec(8), LENGTH))
+        meet(means, drawn(0, "abc"), WEIGHTS, 0)
+        owed = means["c"].lost[0].clone()
+        found.append(meet(means, drawn(1, "abc") | {"c": vector}, WEIGHTS | {"c": 0.0}, 1)[0])
+        assert torch.equal(means["c"].lost[0], owed)
     assert torch.equal(*found)
 
 
@@ -170,20 +150,13 @@ def test_counts_and_whole_numbers_are_not_rounded_and_complex_numbers_are_two() 
 
     def meet(rank: int) -> list[Tensor]:
         means, (real, complex_, _, _) = Means(8), some([1.0, 5.0][rank])
-        means.mean_of_rest_({"moments": [real, complex_]}, [3.0, 1.0][rank], Seated(table, rank), 0)
+        means._channel = Seated(table, rank)
+        means.mean_({"moments": [real, complex_]}, [3.0, 1.0][rank])
         return [real, complex_]
 
     with ThreadPoolExecutor(2) as pool:
         for real, complex_ in pool.map(meet, range(2)):
             assert torch.equal(real, some(2.0)[0]) and torch.equal(complex_, some(2.0)[1])
-
-
-def test_a_member_that_is_alone_rounds_nothing_and_a_checkpoint_holds_nothing_lost() -> None:
-    means, way = Means(8), torch.randn(300, dtype=torch.float64)
-    own = way.clone()
-    means.mean_of_rest_({"pseudo_gradients": [own]}, 1.0, Seated(Table(1), 0), 0)
-    means.keep()
-    assert torch.equal(own, way) and means.lost() == []
 
 
 # Rows in fewer bytes: near what they were, right in the mean, and the same for the same draw.
