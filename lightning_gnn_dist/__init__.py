@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.rounds.clock import EverySeconds as EverySeconds
     from lightning_gnn_dist.rounds.clock import EverySteps as EverySteps
     from lightning_gnn_dist.rounds.drift import Drift as Drift
-    from lightning_gnn_dist.rounds.launching.launch import Launch as Launch
+    from lightning_gnn_dist.rounds.launching import Launch as Launch
     from lightning_gnn_dist.rounds.means import Outer as Outer
     from lightning_gnn_dist.sampling.cluster import ClusterSampler as ClusterSampler
     from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler as FastGCNSampler

@@ -57,15 +57,16 @@ class Replaced:
                 setattr(owner, name, before)
 
 
-def take_over_sigterm(replaced: Replaced, trainer: Trainer, on_signal: Told) -> None:
-    """Let SIGTERM call ``on_signal`` and nothing else, and silence the broadcast before each batch.
+def take_over_sigterm(replaced: Replaced, trainer: Trainer, told: Any) -> None:
+    """Let SIGTERM set ``told.sigterm_received`` and nothing else, and silence the broadcast before each batch.
 
     Lightning broadcasts "did anybody receive SIGTERM" before every batch and once more inside the signal handler. The
     first keeps ranks in lock-step all through a round; the second waits for ranks that are busy elsewhere. Strategies
     replace both by a vote where ranks exchange anyway.
     """
-    # A flag only: a collective in a signal handler can wait for ever.
-    replaced.put(trainer._signal_connector, "_sigterm_notifier_fn", lambda signum, frame: on_signal())
+    # A flag only: a collective in a signal handler can wait for ever. All ranks hear of it where they meet next.
+    notify = lambda signum, frame: setattr(told, "sigterm_received", True)  # noqa: E731
+    replaced.put(trainer._signal_connector, "_sigterm_notifier_fn", notify)
     replaced.put(trainer.fit_loop.epoch_loop, "_broadcast_sigterm_tensor", lambda: None)
 
 
@@ -74,8 +75,8 @@ def announce_sigterm(trainer: Trainer) -> None:
     trainer._signal_connector.received_sigterm = True
 
 
-def hear_skips(replaced: Replaced, module: LightningModule, on_answer: Callable[[bool], None]) -> None:
-    """Tell ``on_answer`` whether the module's ``on_train_batch_start`` returned -1, which ends the epoch.
+def hear_skips(replaced: Replaced, module: LightningModule, told: Any) -> None:
+    """Set ``told.skips`` to whether the module's ``on_train_batch_start`` returned -1, which ends the epoch.
 
     Lightning calls the strategy's hook behind it, and does not say.
     """
@@ -85,7 +86,7 @@ def hear_skips(replaced: Replaced, module: LightningModule, on_answer: Callable[
 
     def listen(*args: Any) -> Any:
         answer = hook(*args)
-        on_answer(answer == -1)
+        told.skips = answer == -1
         return answer
 
     replaced.put(module, "on_train_batch_start", listen)

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from lightning_gnn_dist.checks import check_callable, check_instance, shown, takes
+from lightning_gnn_dist.checks import check_callable, shown, takes
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rounds.reducer import Groups, is_rounded, leave_out_, length_of
@@ -46,22 +46,11 @@ from lightning_gnn_dist.wire.collectives import checksum
 
 Moments = bool | Literal["momentum", "variance"]
 # What torch's optimizers call their running means of gradients, and of their squares.
-_MOMENTS = {
+MOMENTS = {
     "momentum": frozenset({"exp_avg", "momentum_buffer", "grad_avg"}),
     "variance": frozenset({"exp_avg_sq", "max_exp_avg_sq", "square_avg", "exp_inf", "sum"}),
 }
 _TRAINED = -1  # stands for a parameter that is averaged anyway
-
-
-def check_moments(average_optimizer: object) -> None:
-    """Refuse a value that does not say which moments are averaged."""
-    if not isinstance(average_optimizer, bool) and not (
-        isinstance(average_optimizer, str) and average_optimizer in _MOMENTS
-    ):
-        raise ValueError(
-            'average_optimizer must be True, False, "momentum" (running means of gradients alone) or "variance" (of '
-            f"their squares alone), got {shown(average_optimizer)}."
-        )
 
 
 class Parameters(MeetingHook):
@@ -134,7 +123,7 @@ class AveragedMoments(MeetingHook):
     """
 
     def __init__(self, which: Moments) -> None:
-        self._names = _MOMENTS[which] if isinstance(which, str) else None
+        self._names = MOMENTS[which] if isinstance(which, str) else None
 
     @property
     def are_all(self) -> bool:
@@ -348,12 +337,6 @@ def _optimizer_of(parameters: list[Tensor], outer: Outer) -> Optimizer:
     if outer.adaptive:
         return AgreeingMomentum(parameters, outer.lr, outer.momentum, nesterov=outer.nesterov)
     return SGD(parameters, outer.lr, outer.momentum, nesterov=outer.nesterov)
-
-
-def check_outer(outer: object) -> None:
-    """Refuse a value that is neither an ``Outer`` nor None."""
-    if outer is not None:
-        check_instance("outer", outer, Outer, "an Outer, such as Outer(lr=0.7), or None")
 
 
 class AgreeingMomentum(Optimizer):

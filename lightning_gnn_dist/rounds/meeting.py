@@ -15,10 +15,9 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.joint import HasFigures
 from lightning_gnn_dist.rounds import checkpoints, refusals
-from lightning_gnn_dist.rounds.clock import Pace
 from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, log_numbers, set_global_step
 from lightning_gnn_dist.rounds.means import Parameters, forget_moments
-from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, RoundState
+from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rounds.reducer import are_finite, leave_out_, length_of, refuse_weights
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.collectives import checksum
@@ -130,18 +129,6 @@ def contributed(hooks: Iterable[MeetingHook]) -> dict[str, list[Tensor]]:
     return groups
 
 
-class HoldsMeetings(Protocol):
-    """What the callback reads and calls of a strategy."""
-
-    state: RoundState
-    meeting: Meeting
-    peers: Peers
-    pace: Pace
-    sigterm_received: bool
-
-    def end_round(self) -> None: ...
-
-
 class Peers:
     """Who meets: all ranks of the process group, none of which may be missing.
 
@@ -242,9 +229,9 @@ class GathersPeers(Protocol):
 
 
 class MeetingCallback(Callback):
-    """Calls the meeting after the last batch of a round, and lets no rank leave before."""
+    """Calls the meeting of a strategy after the last batch of a round, and lets no rank leave before."""
 
-    def __init__(self, strategy: HoldsMeetings) -> None:
+    def __init__(self, strategy: Any) -> None:
         self.strategy = strategy
         self.min_epochs: int | None = None
 

@@ -6,7 +6,6 @@ import os
 from abc import abstractmethod
 from collections.abc import Mapping
 from functools import partial
-from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -22,8 +21,7 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import check_choice, check_instance
 from lightning_gnn_dist.rounds import checkpoints, refusals
-from lightning_gnn_dist.rounds.launching.launch import Launch
-from lightning_gnn_dist.rounds.launching.launchers import Elsewhere, ScriptLauncher, launcher_for
+from lightning_gnn_dist.rounds.launching import Elsewhere, Launch, ScriptLauncher, launcher_for
 from lightning_gnn_dist.rounds.lightning_internals import (
     Replaced,
     announce_sigterm,
@@ -64,15 +62,9 @@ class PartitionedStrategy(DDPStrategy):
         check_choice("weights", weights, self.weight_modes)
         check_choice("buffers", buffers, self.buffer_modes)
         check_instance("launch", launch, Launch, "a Launch, such as Launch(timeout=timedelta(minutes=5))")
-        super().__init__(
-            timeout=launch.timeout,
-            process_group_backend=launch.backend,
-            **options,
-        )
-        self.weights, self.buffers = weights, buffers
-        self.launch = launch
-        self.processors_differ = False
-        self.sigterm_received = False
+        super().__init__(timeout=launch.timeout, process_group_backend=launch.backend, **options)
+        self.weights, self.buffers, self.launch = weights, buffers, launch
+        self.processors_differ = self.sigterm_received = False
         self._replaced = Replaced()
         self._forget_states()
         self._resumed: checkpoints.Resumed | None = None
@@ -129,14 +121,13 @@ class PartitionedStrategy(DDPStrategy):
     def setup(self, trainer: Trainer) -> None:
         self._replaced.give_back()
         refuse_stop_iteration(self._replaced, trainer)
-        self._find_states()
         is_fit = trainer.state.fn == TrainerFn.FITTING
         if is_fit:
             if trainer.world_size > 1:
                 checkpoints.check_shapes(self._module())
             self._begin_fit(trainer)
             self.sigterm_received = False
-            take_over_sigterm(self._replaced, trainer, self._on_sigterm)
+            take_over_sigterm(self._replaced, trainer, self)
             self.processors_differ = check_ranks(trainer, self.root_device)
         try:
             super().setup(trainer)
@@ -212,7 +203,7 @@ class PartitionedStrategy(DDPStrategy):
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         is_file = type(self.checkpoint_io) is TorchCheckpointIO and os.path.isfile(checkpoint_path)
         read = super().load_checkpoint
-        if is_file and self.world_size > 1 and any(state.maps_files for state in self._find_states()):
+        if is_file and self.world_size > 1 and any(state.maps_files for state in self.states):
             read = partial(torch.load, map_location="cpu", mmap=True)  # tensors stay in the file until they are read
         checkpoint = read(checkpoint_path, weights_only=weights_only)
         if self._module().trainer.state.fn == TrainerFn.FITTING:
@@ -230,7 +221,7 @@ class PartitionedStrategy(DDPStrategy):
     def teardown(self) -> None:
         trainer = None if self.lightning_module is None else self.lightning_module._trainer
         is_fit = trainer is not None and trainer.state.fn == TrainerFn.FITTING
-        for state in self.states:
+        for state in self._states or []:
             state.leave(
                 at_once=self._must_leave_at_once(),
                 stays=self._launcher is not None,  # else the process that started this rank gets one model of each host
@@ -249,22 +240,13 @@ class PartitionedStrategy(DDPStrategy):
             who = (self.global_rank, self.world_size, self.launch.start_timeout, self.num_nodes, lost)
             roll = Roll(environment.main_address, environment.main_port, *who)
             store = roll.call()
-            with kept_on_host(roll.on_one_host):
-                self._join_process_group(store)
+            with kept_on_host(roll.on_one_host):  # Lightning's own group would listen at every address of the host
+                device = self.root_device if self.root_device.type != "cpu" else None
+                how: dict[str, Any] = {"store": store, "timeout": self._timeout, "device_id": device}
+                _init_dist_connection(environment, self._get_process_group_backend(), **how)
         channel.note_host()
         super().setup_distributed()
         find_hosts(self.node_rank, self.num_nodes)
-
-    def _join_process_group(self, store: Any) -> None:
-        """Make the process group on ``store``; Lightning's own would listen at every address of the host."""
-        assert self.cluster_environment is not None
-        _init_dist_connection(
-            self.cluster_environment,
-            self._get_process_group_backend(),
-            store=store,
-            timeout=self._timeout,
-            device_id=self.root_device if self.root_device.type != "cpu" else None,
-        )
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce as Lightning does, but compute means of scalars and of integers in float64.
@@ -278,7 +260,11 @@ class PartitionedStrategy(DDPStrategy):
         return super().reduce(tensor, group, reduce_op)
 
     def _configure_launcher(self) -> None:  # Lightning asks for it once it knows where it runs
-        refusals.check_devices(type(self).__name__, self.parallel_devices or [])
+        if others := {getattr(each, "type", "xla") for each in self.parallel_devices or []} - {"cpu", "cuda"}:
+            raise ValueError(
+                f"{type(self).__name__} trains on CPUs and on CUDA devices, and this trainer computes on {min(others)}"
+                ': give it accelerator="cpu", or leave the strategy out, which trains in one process.'
+            )
         try:
             _ = self.root_device
         except IndexError:
@@ -300,26 +286,25 @@ class PartitionedStrategy(DDPStrategy):
         return {name: each for name, each in named.items() if name not in self.excluded}
 
     def _forget_states(self) -> None:
-        self.states: list[ReplicaState] = []  # what ranks do not have alike, in a call of the trainer
-        self._has_asked_for_states = False
+        self._states: list[ReplicaState] | None = None  # of the module, which is asked once in a call of the trainer
         self.excluded: frozenset[str] = frozenset()  # of them, names of what nobody else has
         self.rows: dict[int, str] = {}  # of them, names of weights whose gradients have some rows alone, by id()
 
-    def _find_states(self) -> list[ReplicaState]:
-        """Return what ranks do not have alike of the module, which is asked once in a call of the trainer."""
-        if not self._has_asked_for_states:
-            self._has_asked_for_states, self.states = True, states_of(self._module())
-        return self.states
+    @property
+    def states(self) -> list[ReplicaState]:
+        """What ranks do not have alike of the module, in a call of the trainer."""
+        if self._states is None:
+            self._states = states_of(self._module())
+        return self._states
 
     def _divide_states(self) -> None:
         """Let each rank keep what is its own, unless it does. Collective."""
-        for state in self._find_states():
+        excluded, rows = set[str](), dict[int, str]()
+        for state in self.states:
             state.divide(self.root_device)
-        self.excluded = frozenset(chain.from_iterable(state.excluded() for state in self.states))
-        self.rows = dict(chain.from_iterable(state.rows().items() for state in self.states))
-
-    def _on_sigterm(self) -> None:
-        self.sigterm_received = True  # all ranks hear of it where they meet next
+            excluded |= state.excluded()
+            rows |= state.rows()
+        self.excluded, self.rows = frozenset(excluded), rows
 
     def _module(self) -> LightningModule:
         assert self.lightning_module is not None

@@ -24,21 +24,15 @@ OTHER_SPARSE = (
 )
 
 
-def check_clock(clock: Any) -> None:
-    if clock is not None and (isinstance(clock, type) or not callable(getattr(clock, "is_over", None))):
-        raise TypeError(
-            f"clock must say when a round is over, as EverySteps(16) or EveryPass() do, got {shown(clock)}."
-        )
+def check_says(name: str, value: object, method: str, text: str) -> None:
+    """Refuse a value without a method that strategies call; None says nothing, and is the default."""
+    if value is not None and (isinstance(value, type) or not callable(getattr(value, method, None))):
+        raise TypeError(f"{name} must say {text}got {shown(value)}.")
 
 
-def check_devices(strategy: str, devices: Iterable[Any]) -> None:
-    """Refuse devices whose tensors no backend of ours exchanges, before any rank is started."""
-    others = {getattr(device, "type", "xla") for device in devices} - {"cpu", "cuda"}
-    if others:
-        raise ValueError(
-            f"{strategy} trains on CPUs and on CUDA devices, and this trainer computes on {min(others)}: give it "
-            'accelerator="cpu", or leave the strategy out, which trains in one process.'
-        )
+def check_reducer(reducer: object) -> None:
+    """Refuse what does not say how means are sent."""
+    check_says("reducer", reducer, "of_rounds", "how means are sent, as Rounded(8) does, or be None: as they are; ")
 
 
 def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> None:
@@ -80,15 +74,6 @@ def check_loader(strategy: str, loader: object) -> None:
         )
 
 
-def check_validation_clock(trainer: Any) -> None:
-    """Refuse validation by time: ranks would validate after different steps, and wait for each other for ever."""
-    if trainer.world_size > 1 and getattr(trainer, "_val_check_time_interval", None) is not None:
-        raise ValueError(
-            "val_check_interval as a time lets each rank validate by its own clock, and all must do so after the same "
-            "step: give a number of batches or a share of an epoch."
-        )
-
-
 def check_schedulers(strategy: str, configs: Iterable[Any]) -> None:
     """Refuse schedules by steps: with unequal steps every rank would have another learning rate."""
     if any(config.interval == "step" for config in configs):
@@ -106,20 +91,6 @@ def refuse_estimate(clock: Any, why: str) -> NoReturn:
         'known: {"scheduler": ..., "interval": "epoch"} over trainer.max_epochs steps of the scheduler. Or let rounds '
         "end after as many steps on all ranks, as with EverySteps(16)."
     )
-
-
-def check_peers(peers: object) -> None:
-    """Refuse what does not say who meets."""
-    if isinstance(peers, type) or not callable(getattr(peers, "peers_of", None)):
-        raise TypeError(f"peers must say who meets, as Elastic() does, or be None: all ranks; got {shown(peers)}.")
-
-
-def check_reducer(reducer: object) -> None:
-    """Refuse what does not say how means are sent."""
-    if reducer is not None and (isinstance(reducer, type) or not callable(getattr(reducer, "of_rounds", None))):
-        raise TypeError(
-            f"reducer must say how means are sent, as Rounded(8) does, or be None: as they are; got {shown(reducer)}."
-        )
 
 
 def refuse_exchange(strategy: str, what: str) -> None:
@@ -151,20 +122,6 @@ def check_ranks_of_loader(loader: CountsSeeds, world_size: int) -> None:
         )
 
 
-def check_lengths(lengths: list[int]) -> None:
-    """Refuse loaders of unequal or unknown length (-1). All ranks see the same lengths, so all raise or none."""
-    if -1 in lengths:
-        raise TypeError(
-            "Gradients are exchanged at every step, so all ranks need as many batches, and this training loader does "
-            "not say how many it has. Use PartitionedDataModule, or a loader with a length."
-        )
-    if len(set(lengths)) > 1:
-        raise ValueError(
-            "Gradients are exchanged at every step, so all ranks need as many batches, but their loaders have "
-            f"{lengths}, in order of rank. Use PartitionedDataModule, which sees to that, or loaders of one length."
-        )
-
-
 def explain_errors_of_ddp(exception: BaseException, strategy: str) -> None:
     """Replace DDP's errors of a sparse gradient, and of a missing one, which Lightning explains by another strategy."""
     if isinstance(exception, NotImplementedError) and "SparseTensorImpl" in str(exception):
@@ -173,15 +130,6 @@ def explain_errors_of_ddp(exception: BaseException, strategy: str) -> None:
         exception.args = (
             "Some parameters of the module had no part in the loss that training_step returned. If that is meant, use "
             f"{strategy}(find_unused_parameters=True); if they never have, freeze them with requires_grad_(False).",
-        )
-
-
-def check_unused(names: list[str], strategy: str) -> None:
-    """Refuse parameters that no rank's loss used. All ranks see the same names, so all of them raise or none."""
-    if names:
-        raise RuntimeError(
-            f"{', '.join(names)} had no part in the loss that training_step returned, on any rank. If that is meant, "
-            f"use {strategy}(find_unused_parameters=True); if they never have, freeze them with requires_grad_(False)."
         )
 
 

@@ -14,22 +14,14 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.checks import check_choice
+from lightning_gnn_dist.checks import check_choice, check_instance, shown
 from lightning_gnn_dist.joint import BringsHooks, JudgesParts
 from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, Pace, RoundClock, RoundLoader
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
-from lightning_gnn_dist.rounds.launching.launch import Launch
+from lightning_gnn_dist.rounds.launching import Launch
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, take_over_bar, take_over_estimate
-from lightning_gnn_dist.rounds.means import (
-    AveragedMoments,
-    Moments,
-    Outer,
-    OuterStep,
-    Parameters,
-    check_moments,
-    check_outer,
-)
+from lightning_gnn_dist.rounds.means import MOMENTS, AveragedMoments, Moments, Outer, OuterStep, Parameters
 from lightning_gnn_dist.rounds.meeting import Meeting, MeetingCallback, Peers
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, RoundState
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
@@ -96,11 +88,17 @@ class RoundStrategy(PartitionedStrategy):
         launch: Launch = Launch(),
     ) -> None:
         refusals.check_hooks(self)
-        refusals.check_clock(clock)
+        refusals.check_says("clock", clock, "is_over", "when a round is over, as EverySteps(16) or EveryPass() do, ")
         refusals.check_reducer(reducer)
-        check_outer(outer)
+        if outer is not None:
+            check_instance("outer", outer, Outer, "an Outer, such as Outer(lr=0.7), or None")
         check_choice("nonfinite", nonfinite, Nonfinite)
-        check_moments(average_optimizer)
+        named = isinstance(average_optimizer, str) and average_optimizer in MOMENTS
+        if not named and not isinstance(average_optimizer, bool):
+            raise ValueError(
+                'average_optimizer must be True, False, "momentum" (running means of gradients alone) or "variance" '
+                f"(of their squares alone), got {shown(average_optimizer)}."
+            )
         super().__init__(weights=weights, buffers=buffers, launch=launch)
         self.reducer = Reducer() if reducer is None else reducer.of_rounds()
         if outer is None and self.reducer.takes_ways:
@@ -200,10 +198,12 @@ class RoundStrategy(PartitionedStrategy):
     def on_train_start(self) -> None:
         rank_zero_info(self.pace.schedule())
         data = datamodule_of(self._module().trainer)
-        if self.is_global_zero and not any(hook.looks_beyond_parts for hook in self.meeting.hooks):
-            _say_what_is_lost(data)
-        if isinstance(data, JudgesParts) and self.world_size > 1:
-            _warn_of_dense_tables(self._module(), data.counts_of_nodes(), self.world_size)
+        if isinstance(data, JudgesParts):
+            looks_beyond = any(hook.looks_beyond_parts for hook in self.meeting.hooks)
+            if self.is_global_zero and not looks_beyond and (reason := data.against_averaging()):
+                rank_zero_info(f"Averaging alone loses accuracy on these parts. {reason}")
+            if self.world_size > 1:
+                _warn_of_dense_tables(self._module(), data.counts_of_nodes(), self.world_size)
         self.reducer.begin_meeting(self.state.round_idx)
         self.state.is_training = False
         if self._resumed is None:
@@ -271,6 +271,8 @@ class RoundStrategy(PartitionedStrategy):
             nonfinite=self.nonfinite,
             processors_differ=self.processors_differ,
             states=self.states,
+            excluded=self.excluded,
+            rows=self.rows,
             device=self.root_device,
         )
 
@@ -285,7 +287,7 @@ class RoundStrategy(PartitionedStrategy):
                 f"{type(loader).__name__} has none. Use PartitionedDataModule, or a map-style dataset."
             )
         refusals.check_ranks_of_loader(loader, self.world_size)
-        return RoundLoader(loader, self.state, self._end_of_rounds())
+        return RoundLoader(loader, self.state, self._is_over)
 
     def _of_run(self) -> dict[str, Any]:
         return {"round_idx": self.state.round_idx}
@@ -306,18 +308,13 @@ class RoundStrategy(PartitionedStrategy):
     def _must_leave_at_once(self) -> bool:
         return self._has_failed or super()._must_leave_at_once()
 
-    def _end_of_rounds(self) -> Callable[[int], bool]:
-        """Return what says whether a round ends after so many batches of it."""
-        return self.pace.is_over
+    def _is_over(self, batches: int) -> bool:
+        """Return whether a round ends after so many batches of it."""
+        return self.pace.is_over(batches)
 
     def _check_alone(self, what: str) -> None:
         if self.state.in_round and self._module().trainer.training and not isinstance(self.clock, KnownSteps):
             refusals.refuse_exchange(type(self).__name__, what)
-
-
-def _say_what_is_lost(data: object) -> None:
-    if isinstance(data, JudgesParts) and (reason := data.against_averaging()):
-        rank_zero_info(f"Averaging alone loses accuracy on these parts. {reason}")
 
 
 def _warn_of_dense_tables(module: nn.Module, num_rows: Container[int], num_ranks: int) -> None:

@@ -13,12 +13,10 @@ Their optimizer stands beside that of local steps; its state is equal on all ran
 from __future__ import annotations
 
 import copy
-import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, TypeGuard, get_args
 
 import numpy as np
@@ -135,7 +133,7 @@ class CorrectionOptimizer:
         self._layout: list[Any] = []  # the parameters that they were made for
         if self._mode != "function":
             for optimizer in local:
-                _check_copies(optimizer)
+                _checked(optimizer, is_copied=True)
 
     def of_a_function(self, parameters: list[Tensor]) -> list[Optimizer]:
         """Return what a function makes for parameters, to look at; nothing where the optimizers are like the local."""
@@ -151,7 +149,10 @@ class CorrectionOptimizer:
         """
         self._renew(parameters)
         if self._mode == "averaged" and not self._are_averaged:
-            _average_states(self._optimizers)
+            tensors, device = optimizer_tensors(self._optimizers), parameters[0].device
+            rows = collectives.gather_numbers([sum(tensor.numel() for tensor in tensors)], device)
+            refusals.check_sizes([size for (size,) in rows])
+            collectives.average_(tensors)
         if self._mode == "function":
             return
         lr = check_lr(self._lr(round_idx)) if callable(self._lr) else self._lr
@@ -195,7 +196,16 @@ class CorrectionOptimizer:
         if not state["optimizers"]:
             return
         self._renew(parameters)
-        _check_sizes(state["optimizers"], self._optimizers)
+        theirs, ours = (
+            [[len(group["params"]) for group in each["param_groups"]] for each in states]
+            for states in (state["optimizers"], map(vars, self._optimizers))
+        )
+        if theirs != ours:
+            raise ValueError(
+                f"The checkpoint's correction optimizers hold {theirs} parameters, by optimizer and group, and the "
+                f"model's make {ours}: resume with the optimizers that configure_optimizers() gave then, and with the "
+                "parameters unfrozen that were."
+            )
         for optimizer, saved in zip(self._optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(copy.deepcopy(saved))  # a copy, as it keeps tensors that it need not cast
 
@@ -242,15 +252,6 @@ def _another(optimizer: Optimizer, *, with_state: bool) -> Optimizer:
     return made
 
 
-def _average_states(optimizers: Sequence[Optimizer]) -> None:
-    """Average the optimizers' states over ranks, in place. Collective."""
-    tensors = optimizer_tensors(optimizers)
-    device = _parameters_of(optimizers)[0].device
-    rows = collectives.gather_numbers([sum(tensor.numel() for tensor in tensors)], device)
-    refusals.check_sizes([size for (size,) in rows])
-    collectives.average_(tensors)
-
-
 def _parameters_of(optimizers: Iterable[Optimizer]) -> list[Tensor]:
     return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
@@ -266,50 +267,23 @@ def _plain(value: Any) -> Any:
     return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
 
 
-def _checked(optimizer: Any) -> Optimizer:
-    """Return what the user's function gave; refuse it if it cannot take correction steps."""
+def _checked(optimizer: Any, *, is_copied: bool = False) -> Optimizer:
+    """Return an optimizer; refuse one that cannot take correction steps, or that is to be copied and cannot be."""
+    name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
-            f"Correction(optimizer=...) must give a torch.optim.Optimizer, its result is a {type(optimizer).__name__}: "
-            + _WAY_OUT
+            f"Correction(optimizer=...) must give a torch.optim.Optimizer, its result is a {name}: {_WAY_OUT}"
         )
-    _check_steps_alone(optimizer)
-    return optimizer
-
-
-def _check_copies(optimizer: Optimizer) -> None:
-    name = type(optimizer).__name__
-    _check_steps_alone(optimizer)
-    if any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
-        raise ValueError(f"{name} wraps another optimizer, whose state a copy would share: {_WAY_OUT}")
-
-
-@lru_cache(maxsize=16)
-def _needs_closure(step: Callable[..., Any]) -> bool:
-    closure = inspect.signature(step).parameters.get("closure")
-    return closure is not None and closure.default is inspect.Parameter.empty
-
-
-def _check_steps_alone(optimizer: Optimizer) -> None:
-    name = type(optimizer).__name__
-    if _needs_closure(type(optimizer).step):
+    if not takes(type(optimizer).step, optimizer):
         raise ValueError(f"{name} computes gradients itself, in a closure, which no correction can give: {_WAY_OUT}")
     if isinstance(optimizer, torch.optim.SparseAdam):
         raise ValueError(
             f"{name} takes sparse gradients only, and a correction has dense ones, too: use LazyAdam, in the module or "
             "for the correction alone, Correction(optimizer=lambda parameters: LazyAdam(parameters, lr=0.001))."
         )
-
-
-def _check_sizes(saved: Sequence[Mapping[str, Any]], optimizers: Sequence[Optimizer]) -> None:
-    theirs = [[len(group["params"]) for group in state["param_groups"]] for state in saved]
-    ours = [[len(group["params"]) for group in optimizer.param_groups] for optimizer in optimizers]
-    if theirs != ours:
-        raise ValueError(
-            f"The checkpoint's correction optimizers hold {theirs} parameters, by optimizer and group, and the model's "
-            f"make {ours}: resume with the optimizers that configure_optimizers() gave then, and with the parameters "
-            "unfrozen that were."
-        )
+    if is_copied and any(isinstance(value, Optimizer) for value in vars(optimizer).values()):
+        raise ValueError(f"{name} wraps another optimizer, whose state a copy would share: {_WAY_OUT}")
+    return optimizer
 
 
 class CorrectionSteps(MeetingHook):

@@ -34,8 +34,8 @@ from torch_geometric.data import HeteroData
 from lightning_gnn_dist.checks import check_true_or_false
 from lightning_gnn_dist.joint import HasParts
 from lightning_gnn_dist.rounds import checkpoints, refusals
-from lightning_gnn_dist.rounds.launching.launch import Launch
-from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, hear_skips
+from lightning_gnn_dist.rounds.launching import Launch
+from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
 from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.own_states import hide_from_ddp
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
@@ -102,31 +102,24 @@ class GrappaStrategy(PartitionedStrategy):
         launch: Launch = Launch(),
     ) -> None:
         refusals.check_reducer(reducer)
-        check_true_or_false(
-            find_unused_parameters=find_unused_parameters,
-            static_graph=static_graph,
-            gradient_as_bucket_view=gradient_as_bucket_view,
-        )
-        super().__init__(
-            weights=weights,
-            buffers=buffers,
-            launch=launch,
-            **_LEAVE_BUFFERS,
-            find_unused_parameters=find_unused_parameters,
-            static_graph=static_graph,
-            gradient_as_bucket_view=gradient_as_bucket_view,
-        )
-        self.leaving: Leaving | None = None
+        of_ddp = {
+            "find_unused_parameters": find_unused_parameters,
+            "static_graph": static_graph,
+            "gradient_as_bucket_view": gradient_as_bucket_view,
+        }
+        check_true_or_false(**of_ddp)
+        super().__init__(weights=weights, buffers=buffers, launch=launch, **_LEAVE_BUFFERS, **of_ddp)
+        self.leaving: Leaving  # of the fit that runs
         self.is_cut_off = False  # after an exception: the other ranks may be anywhere
-        self._losses: list[Tensor] = []  # of this rank, since the last exchange of gradients
-        self._parameters: UsedParameters | None = None
+        self.used = UsedParameters()
         self.reducer, self._sums = reducer, GradientSums()
-        self._scale = LossScale(weights)
+        self._losses: list[Tensor] = []  # of this rank, since the last exchange of gradients
+        self._factor = torch.ones(())  # of this rank's loss in a step, P W_r / Z, in float64
         self._has_stepped = False  # since buffers were averaged
         self._has_types = False  # whether batches have
         self._companion = StepCallback(self)
 
-    # What its callback asks for.
+    # What its callback and votes ask for.
 
     def average_buffers(self) -> None:
         """Average the buffers, if asked for and if steps were taken since the last average. Collective."""
@@ -134,9 +127,9 @@ class GrappaStrategy(PartitionedStrategy):
             collectives.average_(self._alike(weights=False, buffers=True).values())
         self._has_stepped = False
 
-    def has_validated(self) -> None:
-        """Note that a validation has run, after which ranks vote."""
-        self._leaving().has_validated = True
+    def judge_unused(self) -> None:
+        """Judge parameters that no rank's loss used. Collective: all ranks know that each has unused ones."""
+        self.used.judge(type(self).__name__, self.root_device, has_types=self._has_types)
 
     # What Lightning calls.
 
@@ -159,39 +152,39 @@ class GrappaStrategy(PartitionedStrategy):
             elif collectives.sums_by_hosts(self.root_device):
                 self._sums = HostGradients(ddp, collectives.hosts)
             ignored = set(map(id, trained.values())).difference(map(id, others))
-            self._parameters = UsedParameters(module, hands_in_zeros=not looks_itself, ignored=ignored)
+            known = [(name, each) for name, each in module.named_parameters() if id(each) not in ignored]
+            self.used = UsedParameters(known, hands_in_zeros=not looks_itself)
             if not looks_itself:
-                self._parameters.settle_buckets(ddp.reducer.prepare_for_backward, counts=self._sums.is_of_ddp)
+                self.used.settle_buckets(ddp.reducer.prepare_for_backward, counts=self._sums.is_of_ddp)
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        self._leaving().vote()  # a hook may have stopped this rank before its first step
+        self.leaving.vote()  # a hook may have stopped this rank before its first step
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Agree on this rank's share of the step, and tell the others what this one wants. Collective."""
         super().on_train_batch_start(batch, batch_idx)
         for state in self.states:
             state.begin_batch()
-        leaving, own = self._leaving(), self._scale.own(batch)
-        votes = leaving.own()
+        own, votes = own_weight(batch, self.weights), self.leaving.own()
         sums = torch.zeros(1 + len(votes), dtype=torch.float64, device=self.root_device)
         for place, number in enumerate([own, *votes]):  # filled in on the device: a copy from RAM would wait for it
             sums[place].fill_(number)
         collectives.sum_(sums)
-        leaving.take(sums[1:])
+        self.leaving.take(sums[1:])
         self._has_stepped, self._has_types = True, isinstance(batch, HeteroData)
-        self._scale.take(own, sums[0], self.world_size)
+        # Where nobody has any weight, all batches are fillers.
+        self._factor = torch.where(sums[0] > 0, self.world_size * own / sums[0], 0.0)
 
     def backward(self, closure_loss: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        assert self._parameters is not None
-        self._parameters.begin()
+        self.used.begin()
         self._losses.append(closure_loss.detach())
         exchanges = getattr(self.model, "require_backward_grad_sync", False)
         if exchanges:
             self._sums.begin(self._module().trainer.global_step)
-        loss = super().backward(self._scale.of(closure_loss), *args, **kwargs)
+        loss = super().backward(closure_loss * self._factor.to(closure_loss.dtype), *args, **kwargs)
         if exchanges:
-            self._parameters.hand_in_zeros()
+            self.used.hand_in_zeros()
             steps_next = self._module().automatic_optimization  # by hand other backwards may follow before the step
             own_are_finite = [state.exchange_gradients(steps_next=steps_next) for state in self.states]
             self._sums.finish()
@@ -209,8 +202,7 @@ class GrappaStrategy(PartitionedStrategy):
         super().on_exception(exception)
 
     def teardown(self) -> None:
-        if self._parameters is not None:
-            self._parameters.close()
+        self.used.close()
         self._sums.close()
         super().teardown()
 
@@ -236,16 +228,31 @@ class GrappaStrategy(PartitionedStrategy):
         return self.is_cut_off
 
     def _begin_fit(self, trainer: Trainer) -> None:
-        refusals.check_validation_clock(trainer)
+        if trainer.world_size > 1 and getattr(trainer, "_val_check_time_interval", None) is not None:
+            raise ValueError(
+                "val_check_interval as a time lets each rank validate by its own clock, and all must do so after the "
+                "same step: give a number of batches or a share of an epoch."
+            )
         self.is_cut_off = False
         self._sums = GradientSums()
-        self.leaving = self._watch(trainer)
+        self.leaving = Leaving(self, trainer)
+        self.leaving.watch(self._replaced)
 
     def _training_loader(self, loader: Any) -> Any:
         refusals.check_ranks_of_loader(loader, self.world_size)
         length = sized_len(loader)
         rows = collectives.gather_numbers([-1 if length is None else length], self.root_device)
-        refusals.check_lengths([number for (number,) in rows])
+        if [-1] in rows:  # the same on all ranks: all raise or none
+            raise TypeError(
+                "Gradients are exchanged at every step, so all ranks need as many batches, and this training loader "
+                "does not say how many it has. Use PartitionedDataModule, or a loader with a length."
+            )
+        if len({number for (number,) in rows}) > 1:
+            raise ValueError(
+                "Gradients are exchanged at every step, so all ranks need as many batches, but their loaders have "
+                f"{[number for (number,) in rows]}, in order of rank. Use PartitionedDataModule, which sees to that, "
+                "or loaders of one length."
+            )
         return loader
 
     def _of_run(self) -> dict[str, Any]:
@@ -275,67 +282,23 @@ class GrappaStrategy(PartitionedStrategy):
             is_sent = [is_trained and not gradient.is_sparse for gradient, is_trained in found]
             collectives.count_all_reduce(compress(gradients, is_sent))
         # Mixed precision skips steps that overflow. The votes are read with the check: one wait for the device a step.
-        if not is_scaled(self) and not (own_are_finite and are_finite(gradients, self._leaving().read_with)):
+        if not is_scaled(self) and not (own_are_finite and are_finite(gradients, self.leaving.read_with)):
             refuse_gradients(are_finite(self._losses), self.root_device, "loss")
         self._losses = []
 
-    def _watch(self, trainer: Trainer) -> Leaving:
-        leaving = Leaving(
-            trainer,
-            self.root_device,
-            is_told_to_end=lambda: self.sigterm_received,
-            is_unfinished=lambda: self._parameters is not None and self._parameters.is_unfinished,
-            on_unfinished=self._judge_unused,
-            replica=lambda: self._replica(weights=not self.processors_differ),
-        )
-        # Around the loops' looks at trainer.should_stop, where Lightning has no hooks.
-        epoch_loop, watch = trainer.fit_loop.epoch_loop, self._replaced.watch
-        watch(epoch_loop, "on_run_start", after=leaving.hold)
-        watch(epoch_loop, "on_advance_end", before=leaving.before_step_ends, after=leaving.after_step)
-        watch(trainer.fit_loop, "on_advance_end", after=leaving.vote)
-        hear_skips(self._replaced, self._module(), lambda skips: setattr(leaving, "skips", skips))
-        return leaving
 
-    def _judge_unused(self) -> None:
-        """Judge parameters that no rank's loss used. Collective: all ranks know that each has unused ones."""
-        assert self._parameters is not None
-        self._parameters.judge(type(self).__name__, self.root_device, has_types=self._has_types)
-
-    def _leaving(self) -> Leaving:
-        assert self.leaving is not None
-        return self.leaving
-
-
-class LossScale:
-    r"""The factor of this rank's loss in a step, :math:`P\,W_r / Z`, in float64.
-
-    Args:
-        weights: What seeds count for.
-    """
-
-    def __init__(self, weights: str) -> None:
-        self._weights, self._factor = weights, torch.ones(())
-
-    def own(self, batch: Any) -> float | Tensor:
-        """Return :math:`W_r`, the weight of a batch; 0 for a filler."""
-        if getattr(batch, "is_filler", False):
-            return 0.0
-        if self._weights == "uniform":
-            return 1.0
-        size = float(getattr(batch, "num_targets", getattr(batch, "batch_size", 1)))
-        coverage = getattr(batch, "coverage", None)
-        if coverage is None or self._weights != "coverage":
-            return size
-        total = coverage[: batch.batch_size].sum(dtype=torch.float64)
-        return torch.where(total > 0, total, _UNCOVERED * size)
-
-    def take(self, own: float | Tensor, total: Tensor, num_ranks: int) -> None:
-        """Take :math:`Z`, the sum of all ranks. Where nobody has any weight, all batches are fillers."""
-        self._factor = torch.where(total > 0, num_ranks * own / total, 0.0)
-
-    def of(self, loss: Tensor) -> Tensor:
-        """Return the loss that this rank steps along."""
-        return loss * self._factor.to(loss.dtype)
+def own_weight(batch: Any, weights: str) -> float | Tensor:
+    """Return :math:`W_r`, the weight of a rank's batch in a step; 0 for a filler."""
+    if getattr(batch, "is_filler", False):
+        return 0.0
+    if weights == "uniform":
+        return 1.0
+    size = float(getattr(batch, "num_targets", getattr(batch, "batch_size", 1)))
+    coverage = getattr(batch, "coverage", None)
+    if coverage is None or weights != "coverage":
+        return size
+    total = coverage[: batch.batch_size].sum(dtype=torch.float64)
+    return torch.where(total > 0, total, _UNCOVERED * size)
 
 
 class StepCallback(Callback):
@@ -368,7 +331,7 @@ class StepCallback(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self.strategy.has_validated()
+            self.strategy.leaving.has_validated = True
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         # First of all callbacks. A SIGTERM ends all ranks at one place, whatever else may end this one alone.

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm
+from lightning_gnn_dist.rounds.lightning_internals import Replaced, announce_sigterm, hear_skips
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.replica import Replica
 
 
 class StepVotes(NamedTuple):
@@ -33,42 +31,43 @@ class Leaving:
     a checksum of weights and settings, which ends ranks that have come to train different models.
 
     Args:
+        strategy: The strategy: whether this rank has received SIGTERM, the parameters that its loss has used, and what
+            all ranks must have alike.
         trainer: The trainer whose loops the ranks leave.
-        device: Where votes are summed.
-        is_told_to_end: Returns whether this rank has received SIGTERM.
-        is_unfinished: Returns whether this rank's last loss did not depend on some parameter.
-        on_unfinished: Called on all ranks when ``is_unfinished`` holds on all of them.
-        replica: Returns what all ranks must have alike where they vote.
     """
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        device: torch.device,
-        is_told_to_end: Callable[[], bool],
-        is_unfinished: Callable[[], bool],
-        on_unfinished: Callable[[], None],
-        replica: Callable[[], Replica],
-    ) -> None:
+    def __init__(self, strategy: Any, trainer: Trainer) -> None:
         self.skips = False  # what on_train_batch_start of the module said for the step that begins
         self.has_validated = False
-        self._trainer, self._device, self._is_told_to_end = trainer, device, is_told_to_end
-        self._is_unfinished, self._on_unfinished, self._replica = is_unfinished, on_unfinished, replica
-        self._wants_to_stop = False
-        self._is_agreed = False
+        self._strategy, self._trainer = strategy, trainer
+        self._wants_to_stop = self._is_agreed = False
         self._sums: Tensor | None = None  # of the votes of the step that runs
         self._votes: StepVotes | None = None  # the same, once they are read
 
+    def watch(self, replaced: Replaced) -> None:
+        """Stand around the loops' looks at ``trainer.should_stop``, where Lightning has no hooks."""
+        epoch_loop = self._trainer.fit_loop.epoch_loop
+        replaced.watch(epoch_loop, "on_run_start", after=self.hold)
+        replaced.watch(epoch_loop, "on_advance_end", before=self.before_step_ends, after=self.after_step)
+        replaced.watch(self._trainer.fit_loop, "on_advance_end", after=self.vote)
+        hear_skips(replaced, self._trainer.lightning_module, self)
+
     def own(self) -> list[bool]:
         """Return this rank's votes for the exchange of a step, in the order of :class:`StepVotes`."""
-        return [self._wants_to_stop, self._is_told_to_end(), self.skips, self._is_unfinished()]
+        strategy = self._strategy
+        return [self._wants_to_stop, strategy.sigterm_received, self.skips, strategy.used.is_unfinished]
 
     def take(self, sums: Tensor) -> None:
         """Take the sums of all ranks' votes; refuse ranks that disagree on whether there is a step at all."""
         self._sums, self._votes = sums, None
         # A rank that leaves may wait for the numbers. Where they are summed on the CPU, so may all.
-        if self.skips or not sums.is_cuda:
-            _check_skips(self._read(), self.skips)
+        if (self.skips or not sums.is_cuda) and 0 < (skips := self._read().skips) < collectives.world_size():
+            here = "this one too" if self.skips else "but not on this one"
+            raise RuntimeError(
+                f"on_train_batch_start returned -1, which leaves the epoch, on {skips} of {collectives.world_size()} "
+                f"ranks, {here}. Gradients are exchanged at every step, so all ranks must leave at the same one: "
+                "decide by what is the same on all ranks, or set trainer.should_stop = True, which one rank may do for all."
+            )
 
     def read_with(self, number: Tensor) -> float:
         """Return the number in a tensor of the device, and read the votes with it: the host waits once for both."""
@@ -100,9 +99,10 @@ class Leaving:
 
     def vote(self) -> None:
         """Stop here if any rank wants to; refuse ranks that have come to train different models. Collective."""
-        wants, replica = self._wants_to_stop or self._trainer.should_stop, self._replica()
-        rows = collectives.gather_numbers([wants, self._is_unfinished(), replica.checksum()], self._device)
-        stops, unused, checksums = zip(*rows, strict=True)
+        wants, strategy = self._wants_to_stop or self._trainer.should_stop, self._strategy
+        replica = strategy.replica(weights=not strategy.processors_differ)
+        own = [wants, strategy.used.is_unfinished, replica.checksum()]
+        stops, unused, checksums = zip(*collectives.gather_numbers(own, strategy.root_device), strict=True)
         self._act_on(StepVotes(sum(stops), 0, 0, sum(unused)))
         replica.compare(checksums)
         self._trainer.should_stop |= self._is_agreed
@@ -115,19 +115,8 @@ class Leaving:
 
     def _act_on(self, votes: StepVotes) -> None:
         if votes.unused == collectives.world_size():
-            self._on_unfinished()
+            self._strategy.judge_unused()
         if votes.sigterm:
             rank_zero_info("SIGTERM: all ranks stop after this step.")
             announce_sigterm(self._trainer)
         self._is_agreed |= votes.stop > 0
-
-
-def _check_skips(votes: StepVotes, this_rank_skips: bool) -> None:
-    world_size = collectives.world_size()
-    if 0 < votes.skips < world_size:
-        here = "this one too" if this_rank_skips else "but not on this one"
-        raise RuntimeError(
-            f"on_train_batch_start returned -1, which leaves the epoch, on {votes.skips} of {world_size} ranks, {here}"
-            ". Gradients are exchanged at every step, so all ranks must leave at the same one: decide by what is the "
-            "same on all ranks, or set trainer.should_stop = True, which one rank may do for all."
-        )

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.rounds.clock import RoundClock
 from lightning_gnn_dist.rounds.drift import Drift, Towards
-from lightning_gnn_dist.rounds.launching.launch import Launch
+from lightning_gnn_dist.rounds.launching import Launch
 from lightning_gnn_dist.rounds.means import Moments, Outer
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rounds.reducer import Nonfinite, SendsMeans

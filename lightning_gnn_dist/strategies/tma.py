@@ -9,7 +9,7 @@ Every rank trains on its own part by its own clock, :math:`k_p` steps in round :
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
 from lightning.pytorch import Trainer
@@ -18,7 +18,7 @@ from lightning_gnn_dist.checks import check_at_least, shown
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.clock import EveryPass, EverySeconds, RoundClock
 from lightning_gnn_dist.rounds.drift import Drift
-from lightning_gnn_dist.rounds.launching.launch import Launch
+from lightning_gnn_dist.rounds.launching import Launch
 from lightning_gnn_dist.rounds.means import Moments, Outer
 from lightning_gnn_dist.rounds.meeting import GathersPeers
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers
@@ -85,7 +85,7 @@ class TMAStrategy(RoundStrategy):
             check_at_least(0, **{"failed_ranks: a rank": rank})
         self.failed_ranks = frozenset(map(int, failed_ranks))
         if peers is not None:
-            refusals.check_peers(peers)
+            refusals.check_says("peers", peers, "peers_of", "who meets, as Elastic() does, or be None: all ranks; ")
             self.peers = peers.peers_of(self)
             if self.failed_ranks and self.peers.may_change:
                 raise ValueError(f"failed_ranks simulates what peers={shown(peers)} lives through: choose one.")
@@ -120,5 +120,5 @@ class TMAStrategy(RoundStrategy):
             )
         super()._begin_fit(trainer)
 
-    def _end_of_rounds(self) -> Callable[[int], bool]:
-        return (lambda _: True) if self.global_rank in self.failed_ranks else super()._end_of_rounds()
+    def _is_over(self, batches: int) -> bool:
+        return self.global_rank in self.failed_ranks or super()._is_over(batches)

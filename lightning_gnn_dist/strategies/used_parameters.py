@@ -6,7 +6,7 @@ would wait for it. Its share of the gradient is zero, so here it hands in zeros,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -15,7 +15,6 @@ from lightning.pytorch.callbacks import BaseFinetuning
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.wire import collectives
 
 
@@ -27,7 +26,12 @@ def counting_unfrozen(module: LightningModule) -> Iterator[None]:
     """
     callbacks = module.trainer.callbacks  # type: ignore[attr-defined]
     unfreezes = any(isinstance(callback, BaseFinetuning) for callback in callbacks)
-    frozen = [each for each in module.parameters() if unfreezes and not each.requires_grad and not _is_whole(each)]
+    # Whole numbers cannot be trained.
+    frozen = [
+        each
+        for each in module.parameters()
+        if unfreezes and not each.requires_grad and (each.is_floating_point() or each.is_complex())
+    ]
     _train(frozen, True)
     try:
         yield
@@ -39,19 +43,18 @@ class UsedParameters:
     """Knows which parameters got a gradient in a backward pass. Make it right after DDP, which sees the same ones.
 
     Args:
-        module: The module whose gradients DDP exchanges.
+        named: The parameters of a module, but for those that DDP leaves alone.
         hands_in_zeros: Whether to hand in zeros for unused parameters; False if DDP looks for them itself.
-        ignored: Parameters that DDP leaves alone, by ``id()``.
     """
 
-    def __init__(self, module: nn.Module, *, hands_in_zeros: bool, ignored: Container[int]) -> None:
+    def __init__(self, named: Iterable[tuple[str, nn.Parameter]] = (), *, hands_in_zeros: bool = False) -> None:
         self.unused: list[str] = []  # trained, and without a part in the last loss of this rank
-        self._hands_in_zeros = hands_in_zeros
         self._has_told = False  # of those that no rank uses
-        named = [(name, each) for name, each in module.named_parameters() if id(each) not in ignored]
-        self._names = {parameter: name for name, parameter in named if parameter.requires_grad}
-        self._frozen = {parameter: name for name, parameter in named if not parameter.requires_grad}
+        self._names, self._frozen = dict[Tensor, str](), dict[Tensor, str]()
+        for name, parameter in named:
+            (self._names if parameter.requires_grad else self._frozen)[parameter] = name
         self._used: set[Tensor] = set()
+        self._hands_in_zeros = hands_in_zeros
         hooked = self._names if hands_in_zeros else {}
         self._handles = [each.register_post_accumulate_grad_hook(self._used.add) for each in hooked]
 
@@ -88,9 +91,7 @@ class UsedParameters:
 
     def hand_in_zeros(self) -> None:
         """Hand in zeros for unused parameters, so that DDP's exchange in the background goes on. Not collective."""
-        if not self._hands_in_zeros:
-            return
-        missing = [parameter for parameter in self._names if parameter not in self._used]
+        missing = [each for each in self._names if each not in self._used] if self._hands_in_zeros else []
         frozen = [parameter for parameter in missing if not parameter.requires_grad]
         self.unused = [self._names[parameter] for parameter in missing if parameter.requires_grad]
         if not missing:
@@ -104,7 +105,11 @@ class UsedParameters:
         finally:
             _train(frozen, False)
         for parameter, gradient in zip(frozen, before, strict=True):
-            self._check_frozen(parameter)
+            if parameter.grad is not None and bool(parameter.grad.any()):
+                raise RuntimeError(
+                    f"The parameter {self._names[parameter]} is frozen on rank {collectives.rank()} and trained on "
+                    "others, so the replicas would part: freeze it on all ranks at the same step, or on none."
+                )
             parameter.grad = gradient
 
     @property
@@ -118,10 +123,17 @@ class UsedParameters:
         The last layer of a ``HeteroConv``, or of what ``to_hetero`` makes, computes rows of all types, and the loss
         reads those of the seeds. The gradients of the others' weights have been zero so far, and stay so.
         """
-        names = self._unused_everywhere(device)
-        if not has_types:
-            refusals.check_unused(names, strategy)
-        elif names:
+        marks = torch.tensor([float(name in self.unused) for name in self._names.values()], device=device)
+        collectives.sum_(marks)
+        everywhere = (marks == collectives.world_size()).tolist()
+        names = [name for name, holds in zip(self._names.values(), everywhere, strict=True) if holds]
+        if names and not has_types:
+            raise RuntimeError(
+                f"{', '.join(names)} had no part in the loss that training_step returned, on any rank. If that is "
+                f"meant, use {strategy}(find_unused_parameters=True); if they never have, freeze them with "
+                "requires_grad_(False)."
+            )
+        if names:
             self._has_told = True
             named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             rank_zero_info(
@@ -131,28 +143,8 @@ class UsedParameters:
 
     def close(self) -> None:
         """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    def _unused_everywhere(self, device: torch.device) -> list[str]:
-        unused = set(self.unused)
-        marks = torch.tensor([name in unused for name in self._names.values()], dtype=torch.float32, device=device)
-        collectives.sum_(marks)
-        everywhere = (marks == collectives.world_size()).tolist()
-        return [name for name, holds in zip(self._names.values(), everywhere, strict=True) if holds]
-
-    def _check_frozen(self, parameter: nn.Parameter) -> None:
-        if parameter.grad is not None and bool(parameter.grad.any()):
-            raise RuntimeError(
-                f"The parameter {self._names[parameter]} is frozen on rank {collectives.rank()} and trained on others, "
-                "so the replicas would part: freeze it on all ranks at the same step, or on none."
-            )
-
-
-def _is_whole(tensor: Tensor) -> bool:
-    """Return whether a tensor has whole numbers, which cannot be trained."""
-    return not (tensor.is_floating_point() or tensor.is_complex())
+        while self._handles:
+            self._handles.pop().remove()
 
 
 def _train(parameters: Collection[Tensor], value: bool) -> None:

@@ -28,6 +28,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from datetime import timedelta
+from operator import mul
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, TypeVar
@@ -89,27 +90,22 @@ class Channel:
             pieces: A tensor for each rank, of any length; type and shape of a row are the same on all ranks.
             lengths: The lengths of the tensors to receive, if known. Either all ranks give them or none.
         """
-        if self.size == 1:
-            return list(pieces)
-        if lengths is None:
+        if lengths is None and self.size > 1:
             own, found = torch.tensor([len(piece) for piece in pieces]), torch.empty(self.size, dtype=torch.int64)
             with counted(self._sent([own.element_size()] * self.size)):
                 self._all_to_all(found, own, [1] * self.size, [1] * self.size)
             lengths = found.tolist()
-        return self._begun(pieces, lengths)()
+        return self.begin(pieces, lengths or [], in_background=False)()
 
-    def begin(self, pieces: Sequence[Tensor], lengths: Sequence[int]) -> Callable[[], list[Tensor]]:
+    def begin(
+        self, pieces: Sequence[Tensor], lengths: Sequence[int], *, in_background: bool = True
+    ) -> Callable[[], list[Tensor]]:
         """Begin an exchange of rows on a GPU; return what lets the current stream wait for it, and returns the rows.
 
         The arguments are those of :meth:`exchange`.
         """
         if self.size == 1:
             return lambda: list(pieces)
-        return self._begun(pieces, lengths, in_background=True)
-
-    def _begun(
-        self, pieces: Sequence[Tensor], lengths: Sequence[int], *, in_background: bool = False
-    ) -> Callable[[], list[Tensor]]:
         empty = pieces[0][:0]
         width = empty.element_size() * math.prod(empty.shape[1:])
         sent = torch.cat([octets(piece) for piece in pieces])
@@ -165,13 +161,7 @@ class Channel:
         return sent
 
     def _all_to_all(
-        self,
-        received: Tensor,
-        sent: Tensor,
-        to_receive: list[int],
-        to_send: list[int],
-        *,
-        in_background: bool = False,
+        self, received: Tensor, sent: Tensor, to_receive: list[int], to_send: list[int], *, in_background: bool = False
     ) -> dist.Work | None:
         work: dist.Work | None = dist.all_to_all_single(received, sent, to_receive, to_send, self._group, in_background)
         return work
@@ -222,12 +212,8 @@ def exchange_pieces(
     if not any(sum(lengths[source][to]) for source in ranks for to in ranks if source != to):
         return [own if source == here else [piece[:0] for piece in own] for source in ranks]
     widths = [piece.element_size() * math.prod(piece.shape[1:]) for piece in own]
-    to_receive = [
-        0
-        if source == here
-        else sum(length * width for length, width in zip(lengths[source][here], widths, strict=True))
-        for source in ranks
-    ]
+    sizes = [sum(map(mul, of_source[here], widths)) for of_source in lengths]
+    to_receive = [0 if source == here else sizes[source] for source in ranks]
     packed = [torch.cat([octets(piece[:0] if to == here else piece) for piece in to_ranks[to]]) for to in ranks]
     received = Channel(None, world_size(), here).exchange(packed, to_receive)
     return [own if source == here else _unpacked(received[source], lengths[source][here], own) for source in ranks]

@@ -81,12 +81,12 @@ def is_joined() -> bool:
 
 def world_size() -> int:
     """Number of ranks, 1 without a process group."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if is_joined() else 1
 
 
 def rank() -> int:
     """The number of this process among the ranks, 0 without a process group."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if is_joined() else 0
 
 
 def check_group(size: int, device: torch.device | None = None) -> None:
@@ -135,7 +135,7 @@ def average_(tensors: Iterable[Tensor], weight: float = 1.0, group: dist.Process
     tensors = list(tensors)
     flats = flatten(tensors, weight, meeting_place(tensors))
     for flat, _ in flats:
-        _all_reduce(flat, dist.ReduceOp.SUM if flat.is_floating_point() else dist.ReduceOp.MAX, group)
+        _all_reduce(flat, op_of(flat), group)
         if flat.is_floating_point() and not flat[-1] > 0:
             check_total(float(flat[-1]))
     write_back(flats)

@@ -11,7 +11,6 @@ import linecache
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 import warnings
@@ -24,9 +23,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from lightning.fabric.utilities.distributed import _set_num_threads_if_needed
-from lightning.pytorch import Callback, LightningDataModule, Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
-from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
+from lightning.pytorch import Callback, LightningDataModule
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.strategies.launchers.multiprocessing import _GlobalStateSnapshot
 from lightning.pytorch.trainer import call
@@ -34,9 +31,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_gnn_dist.extensions.notebooks.kept import AtStart, Keeper, Kept
+from lightning_gnn_dist.extensions.notebooks.kept import Keeper, Kept, layers_of
 from lightning_gnn_dist.extensions.notebooks.rank_processes import How, InterruptedRankError, RankProcesses, Start
-from lightning_gnn_dist.rounds.launching.launchers import Elsewhere
+from lightning_gnn_dist.rounds.launching import Elsewhere
 from lightning_gnn_dist.rounds.refusals import check_call
 from lightning_gnn_dist.wire.addresses import held_port
 from lightning_gnn_dist.wire.launching import by_value
@@ -118,12 +115,12 @@ class FunctionLauncher(Elsewhere):
             yield
             return
 
-        def pass_on(number: int, frame: Any) -> None:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            self.kill(signal.SIGTERM)
-
-        with handling(pass_on, signal.SIGTERM):
+        with handling(self._pass_on, signal.SIGTERM):
             yield
+
+    def _pass_on(self, number: int, frame: Any) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        self.kill(number)
 
 
 def _joined(returned: list[Any], fn: TrainerFn) -> Any:
@@ -183,7 +180,7 @@ class RankWork:
     settings: ProcessSettings = field(default_factory=ProcessSettings)
     keeper: Keeper = field(default_factory=Keeper)
     returned: Any = None
-    at_start: AtStart = field(default_factory=AtStart)
+    before: set[str] = field(default_factory=set)  # layers of the module
     failure: tuple[BaseException, float] | None = None
     _shared: list[Any] = field(default_factory=list)
 
@@ -204,10 +201,8 @@ class RankWork:
             self.settings.take_on()
         _set_num_threads_if_needed(self.trainer.strategy.num_processes)
         self.trainer.strategy._launcher = None
-        self.at_start = AtStart.of(self.trainer.strategy._lightning_module)
+        self.before = {*layers_of(self.trainer.strategy._lightning_module)}
         self.trainer.callbacks.append(self.keeper)
-        if not sys.stdout.isatty():
-            _show_one_bar(self.trainer)
         try:
             self.returned = call._call_and_handle_interrupt(self.trainer, self._call, *self.args, **self.kwargs)
         except SIGTERMException:
@@ -221,11 +216,11 @@ class RankWork:
             self.failure = error, time.monotonic()
             raise
 
-    def result(self, how: How) -> tuple[Any, Kept | None]:
+    def result(self) -> tuple[Any, Kept | None]:
         """Return what Lightning's function returned, predictions by loader, and, of local rank 0, what changed."""
         kept, returned = None, move_data_to_device(self.returned, "cpu")
         if os.environ["LOCAL_RANK"] == "0":
-            kept = Kept.of(self.trainer, self.shared(), self.at_start, self.keeper.weights)
+            kept = Kept(self.trainer, self.shared(), self.before, self.keeper)
         is_of_one = self.trainer.state.fn == TrainerFn.PREDICTING and len(self.trainer.predict_loop.max_batches) == 1
         return [returned] if is_of_one and returned is not None else returned, kept
 
@@ -248,12 +243,3 @@ class RankWork:
             "all that these refer to by value. Make files, locks, connections and the like in setup(), which each rank "
             "calls."
         )
-
-
-def _show_one_bar(trainer: Trainer) -> None:
-    """Show no bar for a validation below that of the fit: where text is all that can be shown, both take many lines."""
-    bar: Any = trainer.progress_bar_callback
-    if isinstance(bar, TQDMProgressBar):
-        draw = bar.init_validation_tqdm
-        is_fit = trainer.state.fn == TrainerFn.FITTING
-        bar.init_validation_tqdm = lambda: Tqdm(disable=True) if is_fit else draw()  # type: ignore[method-assign]

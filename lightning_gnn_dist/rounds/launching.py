@@ -1,7 +1,9 @@
-"""Who starts the ranks here: nobody, this script again for each rank, or this process for a call of the trainer.
+"""How ranks are started on a host: by nobody, by this script again for each rank, or for one call of the trainer.
 
-The launcher of scripts is Lightning's with what it lacks: it lets no rank stay behind. Written for Lightning 2.6, of
-which it uses private names. What starts ranks for a call of the trainer is an extension.
+A script is run again for each rank, by Lightning's launcher with what it lacks: it lets no rank stay behind. Written
+for Lightning 2.6, of which it uses private names. Where there is no script to run again, as in a notebook, all ranks
+are fresh processes that get the model, the data module and the callbacks by value, and give back what rank 0 has at the
+end: what starts those is an extension.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import logging
 import os
 import sys
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
 
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
@@ -21,9 +25,8 @@ from lightning.pytorch.strategies.launchers.launcher import _Launcher
 from lightning.pytorch.strategies.launchers.subprocess_script import _HYDRA_AVAILABLE, _SubprocessScriptLauncher
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lightning_gnn_dist.checks import in_bytes
+from lightning_gnn_dist.checks import check_choice, check_durations, in_bytes, shown
 from lightning_gnn_dist.names import extension
-from lightning_gnn_dist.rounds.launching.launch import Launch, StartMethod
 from lightning_gnn_dist.rounds.refusals import check_call
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.addresses import held_port
@@ -32,6 +35,40 @@ from lightning_gnn_dist.wire.launching.roll_call import give_key
 from lightning_gnn_dist.wire.memory import free_bytes, own_bytes
 
 log = logging.getLogger(__name__)
+StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How ranks are started, how they exchange, and how long they wait for each other.
+
+    Args:
+        timeout: How long a collective may take before the ranks give up.
+        start_timeout: How long the ranks wait for each other at the start. After it, the ranks that are there end and
+            name those that are missing.
+        backend: ``"gloo"``, ``"nccl"`` or another backend of torch. Default: the one that fits the device.
+        start_method: How ranks are started when no launcher (torchrun, SLURM) did. ``"popen"`` runs the script again
+            for each. ``"forkserver"`` and ``"spawn"`` start fresh processes that get the model, the data module and the
+            callbacks by value (the first imports the package once for all fits); ``"fork"`` copies this process.
+            Default: ``"popen"`` for a script; in a notebook, at a prompt, and for ``python -c`` ``"forkserver"``, but
+            on GPUs and on macOS ``"spawn"``. Ranks on GPUs are never forked.
+    """
+
+    timeout: timedelta = timedelta(minutes=30)
+    start_timeout: timedelta = timedelta(minutes=10)
+    backend: str | None = None
+    start_method: StartMethod | None = None
+
+    def __post_init__(self) -> None:
+        check_durations(timeout=self.timeout, start_timeout=self.start_timeout)
+        if self.start_method is not None:
+            check_choice("start_method", self.start_method, StartMethod)
+        name = self.backend
+        if name is not None and not (isinstance(name, str) and name and collectives.has_backend(name)):
+            raise ValueError(
+                'backend must be "gloo", "nccl" or another that this torch was built with, or None for what fits the '
+                f"device, got {shown(name)}."
+            )
 
 
 class ScriptLauncher(_SubprocessScriptLauncher):
@@ -57,7 +94,9 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         except BaseException as error:
             self._has_failed = True
             if isinstance(error, SIGTERMException):
-                self._watch_no_longer()
+                # All ranks leave now, and Lightning's observer would kill this one when another has left first.
+                watched, self.procs = self.procs, [*self.procs]
+                watched.clear()
             raise
 
     def lost(self) -> dict[int, str]:
@@ -78,32 +117,23 @@ class ScriptLauncher(_SubprocessScriptLauncher):
         if self.num_nodes == 1:  # else other hosts start ranks of this run, too
             give_key()
         atexit.register(self._wait_for_ranks)
-        _warn_of_memory(self.num_processes - 1)
+        others, own, free = self.num_processes - 1, own_bytes() or 0, free_bytes()
+        if others * own > free:  # they run the same script up to here
+            log.warning(
+                "This process takes %s before it trains, and each of %d further ranks here will take as much: %s are "
+                "left, so ranks will be killed, or wait for the disk. Start fewer ranks on this host, or allow it more "
+                "memory.",
+                *(in_bytes(own), others, in_bytes(free)),
+            )
         for local_rank in range(1, self.num_processes):
             command, folder = _own_command(local_rank)
             self.procs.append(start(command, {**os.environ, "LOCAL_RANK": str(local_rank)}, cwd=folder))
-
-    def _watch_no_longer(self) -> None:
-        """Let Lightning's observer end. All ranks leave now, and it would kill this one when another has left first."""
-        watched, self.procs = self.procs, [*self.procs]
-        watched.clear()
 
     def _wait_for_ranks(self) -> None:
         """Wait at the end of this process for the other ranks, which end with it, and kill those that do not end."""
         failed = self._has_failed or hasattr(sys, "last_value")  # an exception that ended the script
         collectives.leave()  # who waits for this rank in an exchange hears of its end now
         end_all(self._ranks(), GRACE_SECONDS if failed else self._patience)
-
-
-def _warn_of_memory(num_others: int) -> None:
-    """Tell if processes as large as this one do not fit beside it: they run the same script up to here."""
-    own, free = own_bytes() or 0, free_bytes()
-    if num_others * own > free:
-        log.warning(
-            "This process takes %s before it trains, and each of %d further ranks here will take as much: %s are left, "
-            "so ranks will be killed, or wait for the disk. Start fewer ranks on this host, or allow it more memory.",
-            *(in_bytes(own), num_others, in_bytes(free)),
-        )
 
 
 def _own_command(local_rank: int) -> tuple[list[str], str | None]:
