@@ -65,8 +65,8 @@ class Leaving:
             here = "this one too" if self.skips else "but not on this one"
             raise RuntimeError(
                 f"on_train_batch_start returned -1, which leaves the epoch, on {skips} of {collectives.world_size()} "
-                f"ranks, {here}. Gradients are exchanged at every step, so all ranks must leave at the same one: "
-                "decide by what is the same on all ranks, or set trainer.should_stop = True, which one rank may do for all."
+                f"ranks, {here}. Gradients are exchanged at every step, so all ranks must leave at the same one: decide"
+                " by what is the same on all ranks, or set trainer.should_stop = True, which one rank may do for all."
             )
 
     def read_with(self, number: Tensor) -> float:
