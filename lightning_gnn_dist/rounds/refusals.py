@@ -200,15 +200,6 @@ def check_sizes(sizes: list[int]) -> None:
         )
 
 
-def check_hooks(strategy: object) -> None:
-    """Refuse a strategy that lists hooks as strategies once did: nobody would call them."""
-    if hasattr(strategy, "stages"):
-        raise TypeError(
-            f"{type(strategy).__name__}.stages went: list all hooks, one behind the other, in hooks(fit). Those that "
-            "go on from the mean come last, and end_round() holds them with the others."
-        )
-
-
 def check_replicas(checksums: list[int], round_idx: int) -> None:
     """Refuse replicas that differ after a meeting. All ranks see the same checksums, so all raise or none."""
     if odd := odd_ones(checksums):

@@ -87,7 +87,6 @@ class RoundStrategy(PartitionedStrategy):
         reducer: SendsMeans | None = None,
         launch: Launch = Launch(),
     ) -> None:
-        refusals.check_hooks(self)
         refusals.check_says("clock", clock, "is_over", "when a round is over, as EverySteps(16) or EveryPass() do, ")
         refusals.check_reducer(reducer)
         if outer is not None:

@@ -106,16 +106,6 @@ def test_two_hooks_of_one_name_are_refused_before_a_step() -> None:
     )
 
 
-class OfBefore(LocalSGDStrategy):
-    def stages(self, fit: Fit) -> list[list[MeetingHook]]:
-        return [[StepsOfAll()]]
-
-
-def test_hooks_that_nobody_would_call_are_refused() -> None:
-    with pytest.raises(TypeError, match=r"^OfBefore\.stages went: list all hooks, .* in hooks\(fit\)"):
-        OfBefore()
-
-
 # What ranks do not have alike: a module brings it, no strategy touches it, and extensions are imported when asked.
 
 

@@ -72,16 +72,10 @@ class ExchangePlan:
     num_own: list[int]
     layers: list[list[LayerPlan]]
 
-    def to(self, device: torch.device) -> ExchangePlan:
-        """Return the same with its routes on the device that computes."""
 
-        def moved(plan: LayerPlan) -> LayerPlan:
-            return plan if plan.route is None else replace(plan, route=plan.route.to(device))
-
-        return replace(self, layers=[[moved(plan) for plan in of_types] for of_types in self.layers])
-
-
-def exchange_plan(part: Graph, seeds: Tensor, owners: Owners, channel: Channel, num_layers: int) -> ExchangePlan:
+def exchange_plan(
+    part: Graph, seeds: Tensor, owners: Owners, channel: Channel, num_layers: int, device: torch.device
+) -> ExchangePlan:
     """Find out what the ranks compute and send. Collective.
 
     Args:
@@ -90,13 +84,14 @@ def exchange_plan(part: Graph, seeds: Tensor, owners: Owners, channel: Channel, 
         owners: The rank of every node of the part.
         channel: The ranks.
         num_layers: The number of layers.
+        device: That which computes: routes are there, so that no step waits for a copy of them.
     """
     own = torch.tensor([seeds.numel()])
     total = int(torch.cat(channel.exchange([own] * channel.size)).sum())
     if total == 0:
         raise NoSeedsError("train_mask marks no node: there is nothing to learn from.")
     reach, find = _Reach(part, owners.ranks == channel.rank, seeds, num_layers), Lookup(owners.ids)
-    needs: list[tuple[list[Tensor], list[Tensor]] | None] = []
+    needs: list[tuple[list[Tensor], list[Tensor]]] = []
     for layer in range(num_layers, 1, -1):
         others = reach.go_on(layer)
         asked = [others[owners.ranks[others] == rank] for rank in range(channel.size)]
@@ -104,7 +99,28 @@ def exchange_plan(part: Graph, seeds: Tensor, owners: Owners, channel: Channel, 
         reach.add(torch.cat(told), layer - 1)
         needs.insert(0, (told, asked))
     reach.go_on(1)
-    return _planned(part, reach, [None, *needs], seeds.numel(), seeds.numel() / total)
+    own, others = reach.is_own.nonzero().view(-1), (~reach.is_own).nonzero().view(-1)
+    own, others = reach.deepest_first(own, 0), reach.deepest_first(others, 1)
+    kinds, num_types = part.types.type_of(torch.arange(part.num_nodes)), len(part.types.node_types)
+    place = torch.full((part.num_nodes,), -1)  # among the own nodes of a type, or the others of one
+    for nodes in (own, others):
+        for kind in range(num_types):
+            of_kind = nodes[kinds[nodes] == kind]
+            place[of_kind] = torch.arange(len(of_kind))
+    of_layers = []
+    for layer, need in enumerate([None, *needs], 1):
+        of_types = []
+        for kind in range(num_types):
+            last_own, last_other = (reach.last[nodes[kinds[nodes] == kind]] for nodes in (own, others))
+            computed, read = (int((last_own >= least).sum()) for least in (layer, layer - 1))
+            routes = [[place[n[kinds[n] == kind]].to(device) for n in some] for some in need or ()]
+            route = Route(*routes) if routes else None
+            of_types.append(LayerPlan(computed, read, int((last_other >= layer).sum()), route))
+        of_layers.append(of_types)
+    num_dst = sum(plan.num_dst for plan in of_layers[0])
+    num_own = torch.bincount(kinds[own], minlength=num_types).tolist()
+    sample = _sample(part, torch.cat([own, others]), num_dst)
+    return ExchangePlan(sample, seeds.numel(), seeds.numel() / total, num_own, of_layers)
 
 
 class _Reach:
@@ -143,35 +159,6 @@ class _Reach:
         """Those of some nodes that are needed, those that the last layers need first, otherwise in order."""
         order = self.last[of].argsort(descending=True, stable=True)
         return of[order[: int((self.last[of] >= least).sum())]]
-
-
-def _planned(
-    part: Graph,
-    reach: _Reach,
-    needs: list[tuple[list[Tensor], list[Tensor]] | None],
-    num_seeds: int,
-    share: float,
-) -> ExchangePlan:
-    own, others = reach.is_own.nonzero().view(-1), (~reach.is_own).nonzero().view(-1)
-    own, others = reach.deepest_first(own, 0), reach.deepest_first(others, 1)
-    kinds, num_types = part.types.type_of(torch.arange(part.num_nodes)), len(part.types.node_types)
-    place = torch.full((part.num_nodes,), -1)  # among the own nodes of a type, or the others of one
-    for nodes in (own, others):
-        for kind in range(num_types):
-            of_kind = nodes[kinds[nodes] == kind]
-            place[of_kind] = torch.arange(len(of_kind))
-    of_layers = []
-    for layer, need in enumerate(needs, 1):
-        of_types = []
-        for kind in range(num_types):
-            last_own, last_other = (reach.last[nodes[kinds[nodes] == kind]] for nodes in (own, others))
-            computed, read = (int((last_own >= least).sum()) for least in (layer, layer - 1))
-            route = None if need is None else Route(*([place[n[kinds[n] == kind]] for n in some] for some in need))
-            of_types.append(LayerPlan(computed, read, int((last_other >= layer).sum()), route))
-        of_layers.append(of_types)
-    num_dst = sum(plan.num_dst for plan in of_layers[0])
-    num_own = torch.bincount(kinds[own], minlength=num_types).tolist()
-    return ExchangePlan(_sample(part, torch.cat([own, others]), num_dst), num_seeds, share, num_own, of_layers)
 
 
 def _sample(part: Graph, nodes: Tensor, num_dst: int) -> Sample:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import DDPStrategy
@@ -14,7 +15,7 @@ from lightning_gnn_dist.batches.source import Content, made_of
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Outside
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.extensions.exchange.batch import ExchangeSource, LayerRun, OneBatch, exchange_plan
-from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange, Thrift
+from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange
 from lightning_gnn_dist.extensions.passes.part_batch import part_batch_of
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.value_check import ValueCheck
@@ -65,11 +66,6 @@ class Exchange(Boundary):
     def __repr__(self) -> str:
         return brief(self)
 
-    @property
-    def thrift(self) -> Thrift:
-        """How it saves bytes and time."""
-        return Thrift(self.every, self.overlap, self.share)
-
     def check_settings(self, settings: BatchSettings) -> None:
         if not isinstance(settings.sampler, WholePartSampler):
             raise ValueError(
@@ -86,7 +82,7 @@ class Exchange(Boundary):
         return isinstance(settings.training_sampler, WholePartSampler) and _against(trainer) is None
 
     def wrap(self, home: GraphAccess) -> ExchangedRows:
-        return ExchangedRows(home, self.thrift)
+        return ExchangedRows(home, {"every": self.every, "overlap": self.overlap, "share": self.share})
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
         return Halo().around(graph, residents, edges_into, seed)
@@ -97,14 +93,14 @@ class ExchangedRows(Outside):
 
     Args:
         home: Where the graph lives.
-        thrift: How the exchange saves bytes and time.
+        savings: How the exchange saves bytes and time.
     """
 
     home: GraphAccess
 
-    def __init__(self, home: GraphAccess, thrift: Thrift) -> None:
+    def __init__(self, home: GraphAccess, savings: dict[str, Any]) -> None:
         super().__init__(home)
-        self._thrift = thrift
+        self._savings = savings
 
     def learning(self, part: Graph, inputs: Tensor | None, values: ValueCheck) -> Learning:
         home, run, trainer = self.home, self.home.running, self.home.running.trainer
@@ -113,7 +109,8 @@ class ExchangedRows(Outside):
         values.of_training(shown, seeds)
         whole = with_arrays(shown, home.whole_arrays(layers_in(trainer.lightning_module), owners.ids))
         channel = open_channel(run.num_ranks, run.device)
-        plan = exchange_plan(whole, seeds, owners, channel, run.settings.training_sampler.num_hops).to(run.device)
+        num_layers = run.settings.training_sampler.num_hops
+        plan = exchange_plan(whole, seeds, owners, channel, num_layers, run.device)
         batch = in_type(made_of(Content.of(whole, plan.sample, home.types.seed_type()), widen=run.widen), run.dtype)
         of_seeds, batch.batch_size = store_of_seeds(batch), plan.num_seeds
         of_seeds.batch_size = plan.num_seeds
@@ -121,7 +118,7 @@ class ExchangedRows(Outside):
             of_seeds.y = of_seeds.y[: plan.num_seeds]
         if inputs is not None:
             of_seeds.input_id = inputs
-        exchange = RowExchange(channel, run.seed, self._thrift)
+        exchange = RowExchange(channel, run.seed, **self._savings)
         weight = 1.0 if isinstance(trainer.strategy, WeighsRanks) else plan.share * channel.size
         layer_run = LayerRun(plan, whole.types, exchange, weight)
         source = ExchangeSource(part_batch_of(batch.to(run.device), layer_run), exchange)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -49,10 +48,6 @@ class Route(NamedTuple):
     def num_received(self) -> int:
         return sum(map(len, self.to_receive))
 
-    def to(self, device: torch.device) -> Route:
-        """Return the same with its places on the device that has the rows, so that no step waits for a copy of them."""
-        return Route(*([places.to(device) for places in of_ranks] for of_ranks in self))
-
 
 class Place(NamedTuple):
     """Where in the work of a rank an exchange stands.
@@ -79,26 +74,6 @@ class Place(NamedTuple):
 
 class DifferentPlacesError(RuntimeError):
     """Ranks would exchange what belongs to different layers."""
-
-
-@dataclass(frozen=True)
-class Thrift:
-    """How bytes and time are saved.
-
-    Args:
-        every: Steps between two shipments.
-        overlap: Whether a shipment is used from the step after its own, so that no step but the first waits for it.
-        share: The share of the rows between two ranks that is drawn to travel, at least one.
-    """
-
-    every: int = 1
-    overlap: bool = False
-    share: float = 1.0
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether shipments are used in later steps."""
-        return self.overlap or self.every > 1
 
 
 class Shipment:
@@ -134,16 +109,21 @@ class RowExchange:
     Args:
         channel: The ranks. Nobody else uses it before :meth:`close`.
         seed: Random seed. What is drawn depends on the step, the layer and the ranks, too.
-        thrift: How bytes and time are saved.
+        every: Steps between two shipments.
+        overlap: Whether a shipment is used from the step after its own, so that no step but the first waits for it.
+        share: The share of the rows between two ranks that is drawn to travel, at least one.
     """
 
-    def __init__(self, channel: Channel, seed: int = 0, thrift: Thrift = Thrift()) -> None:  # frozen
-        self._channel, self._seed, self._thrift = channel, seed, thrift
+    def __init__(
+        self, channel: Channel, seed: int = 0, *, every: int = 1, overlap: bool = False, share: float = 1.0
+    ) -> None:
+        self._channel, self._seed = channel, seed
+        self._every, self._overlap, self._share = every, overlap, share
         self._step = self._forwards = 0
         self._kept: dict[tuple[int, int, str, int], Shipment] = {}
         self._device = channel.device  # where ranks send from: RAM, or the GPU that computes
-        self._thread = Background(THREAD_NAME) if thrift.overlap and self._device == CPU else None
-        channel.is_waited_for, channel.is_of_boundary = not thrift.overlap, True
+        self._thread = Background(THREAD_NAME) if overlap and self._device == CPU else None
+        channel.is_waited_for, channel.is_of_boundary = not overlap, True
 
     def begin_step(self, step: int) -> None:
         """Begin a step of the training: what is drawn in it depends on its number, however a fit came to it."""
@@ -230,14 +210,14 @@ class RowExchange:
 
     def _latest(self, place: Place, send: Callable[[], Shipment]) -> Shipment:
         """Return what is used at a place: what ``send`` ships now, or what was shipped for it in an earlier step."""
-        if not self._thrift.is_kept:
+        every, key = self._every, place[1:]
+        if every == 1 and not self._overlap:  # nothing is used in later steps
             return send()
-        key, every = place[1:], self._thrift.every
         before = self._kept.get(key)
         if before is not None and (before.step - 1) // every == (place.step - 1) // every:
             return before
         now = self._kept[key] = send()
-        return before if self._thrift.overlap and before and place.step - before.step <= every else now
+        return before if self._overlap and before and place.step - before.step <= every else now
 
     def _send(
         self, place: Place, route: Route, pieces: list[Tensor], expected: list[Tensor], whole: list[Tensor]
@@ -257,7 +237,7 @@ class RowExchange:
         def scaled(received: list[Tensor]) -> list[Tensor]:
             return [piece if scale == 1.0 else piece * scale for piece, scale in zip(received, scales, strict=True)]
 
-        if not self._thrift.overlap:
+        if not self._overlap:
             return Shipment(place.step, route, scaled(self._exchanged(place, pieces, lengths)()))
         if self._thread is None:  # a stream does what a thread does for RAM
             came = self._exchanged(place, pieces, lengths)
@@ -267,7 +247,7 @@ class RowExchange:
 
     def _drawn_route(self, route: Route, place: Place) -> Route:
         """Return the way of the rows that are drawn to travel. Those who send and who receive draw the same."""
-        if self._thrift.share == 1.0:
+        if self._share == 1.0:
             return route
         rank, size = self._channel.rank, self._channel.size
         to_send = [self._drawn(which, place, rank, other) for other, which in enumerate(route.to_send)]
@@ -275,19 +255,16 @@ class RowExchange:
         return Route(to_send, to_receive)
 
     def _drawn(self, which: Tensor, place: Place, sender: int, receiver: int) -> Tensor:
-        number = math.ceil(self._thrift.share * len(which))
-        order = torch.randperm(len(which), generator=self._chance(place, sender, receiver))
-        drawn = order[:number].sort().values
+        chance = torch.Generator().manual_seed(_mixed(self._seed, sender, receiver, *_numbers(place)))
+        order = torch.randperm(len(which), generator=chance)
+        drawn = order[: math.ceil(self._share * len(which))].sort().values
         return which[drawn if which.device == CPU else drawn.pin_memory().to(which.device, non_blocking=True)]
-
-    def _chance(self, place: Place, *ranks: int) -> torch.Generator:
-        return torch.Generator().manual_seed(_mixed(self._seed, *ranks, *_numbers(place)))
 
     def _exchanged(self, place: Place, pieces: list[Tensor], lengths: list[int]) -> Callable[[], list[Tensor]]:
         """Exchange, or begin to on a GPU if nobody waits for it, and return what returns the rows."""
         try:
             self._compare(pieces[0], place)
-            if self._thrift.overlap and self._device != CPU:
+            if self._overlap and self._device != CPU:
                 return self._channel.begin(pieces, lengths)
             received = self._channel.exchange(pieces, lengths)
         except DifferentPlacesError:

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from torch_geometric.nn import SAGEConv
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.extensions.exchange.row_exchange import THREAD_NAME, Route, RowExchange, Thrift, tied
+from lightning_gnn_dist.extensions.exchange.row_exchange import THREAD_NAME, Route, RowExchange, tied
 from lightning_gnn_dist.wire.channel import open_channel, patience
 from tests.boundary.models import Model, learned_by_hand, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import odd
@@ -344,7 +344,7 @@ def test_rows_and_gradients_are_those_of_one_process(device: str, backend: str) 
 def drawn(rank: int, world_size: int) -> tuple[Tensor, Tensor, list[int]]:
     """The mean of what is gathered, and of the gradients, over many draws."""
     dist.init_process_group("gloo", timeout=SECONDS)
-    exchange, sums, numbers = RowExchange(open_channel(world_size), 5, Thrift(share=0.5)), [], []
+    exchange, sums, numbers = RowExchange(open_channel(world_size), 5, share=0.5), [], []
     for step in range(1, DRAWS + 1):
         exchange.begin_step(step)
         rows = rows_of(rank).requires_grad_()
