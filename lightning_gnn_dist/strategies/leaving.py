@@ -100,7 +100,7 @@ class Leaving:
     def vote(self) -> None:
         """Stop here if any rank wants to; refuse ranks that have come to train different models. Collective."""
         wants, strategy = self._wants_to_stop or self._trainer.should_stop, self._strategy
-        replica = strategy.replica(weights=not strategy.processors_differ)
+        replica = strategy._replica(weights=not strategy.processors_differ)
         own = [wants, strategy.used.is_unfinished, replica.checksum()]
         stops, unused, checksums = zip(*collectives.gather_numbers(own, strategy.root_device), strict=True)
         self._act_on(StepVotes(sum(stops), 0, 0, sum(unused)))
