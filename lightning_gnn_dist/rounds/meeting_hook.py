@@ -18,6 +18,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -63,8 +65,6 @@ class Fit:
         nonfinite: What to do with a rank whose weights or gradients are not finite.
         processors_differ: Whether ranks compute on processors of different kinds, so that last digits may differ.
         states: What ranks do not have alike.
-        excluded: The names of parameters and buffers that no broadcast, mean or comparison touches.
-        rows: The names of weights whose gradients have some rows alone, trained or not, by ``id()``.
         device: Where the module is.
     """
 
@@ -79,9 +79,17 @@ class Fit:
     nonfinite: str
     processors_differ: bool
     states: Sequence[ReplicaState]
-    excluded: frozenset[str]
-    rows: dict[int, str]
     device: torch.device
+
+    @cached_property
+    def excluded(self) -> frozenset[str]:
+        """The names of parameters and buffers that no broadcast, mean or comparison touches."""
+        return frozenset().union(*(state.excluded() for state in self.states))
+
+    @cached_property
+    def rows(self) -> dict[int, str]:
+        """The names of weights whose gradients have some rows alone, trained or not, by ``id()``."""
+        return dict(chain.from_iterable(state.rows().items() for state in self.states))
 
     def trained_parameters(self) -> list[Tensor]:
         """Return the parameters that ranks train together, in the same order on every rank."""

@@ -270,8 +270,6 @@ class RoundStrategy(PartitionedStrategy):
             nonfinite=self.nonfinite,
             processors_differ=self.processors_differ,
             states=self.states,
-            excluded=self.excluded,
-            rows=self.rows,
             device=self.root_device,
         )
 
