@@ -20,10 +20,10 @@ from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
 from lightning_gnn_dist.cli.values import check_free
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
-from lightning_gnn_dist.prepare.files.arrays import SPLITS, Choice
+from lightning_gnn_dist.prepare.arrays import SPLITS
+from lightning_gnn_dist.prepare.describe import Prepared
 from lightning_gnn_dist.prepare.given import as_files
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Portion, Preparation
-from lightning_gnn_dist.prepare.steps.describe import Prepared
 
 ONE_SHARD = "lightning_gnn_dist.extensions.shards.one_shard"
 SENDERS_AT_ONCE = 1 << 22
@@ -64,7 +64,8 @@ def _preparation(options: argparse.Namespace, files: Mapping[str, Path], shard: 
         reverse=options.reverse,
         split=options.split,
         seed=options.seed,
-        choice=Choice(tuple(options.drop), {name: kind for kind, *names in options.kinds for name in names}),
+        drop=tuple(options.drop),
+        kinds={name: kind for kind, *names in options.kinds for name in names},
         float_labels=options.float_labels,
         memory_bytes=options.memory or DEFAULT_MEMORY,
     )
@@ -106,8 +107,8 @@ def _estimate(preparation: Preparation) -> None:
         f"{in_bytes(preparation.memory_bytes)} of RAM beside 24 bytes a node, and about "
         f"{estimate.seconds / 60:.1f} minutes."
     )
-    print(f"It is read as {preparation.inputs.layout}.")
-    for line in preparation.inputs.headings:
+    print(f"It is read as {preparation.plan.layout}.")
+    for line in preparation.plan.headings:
         print(line)
 
 
@@ -169,7 +170,7 @@ def _summary(prepared: Prepared | None, preparation: Preparation) -> None:
     print(f"arrays: {', '.join(prepared.arrays)}; split: {splits or 'none'}.")
     if not any(name.endswith("train") for name in prepared.splits):
         print("There is no train_mask, and training needs one: --split 0.6 0.2 0.2, or a column called split.")
-    is_plain = preparation.shard is None and not preparation.inputs.have_names
+    is_plain = preparation.shard is None and not preparation.plan.have_names
     if is_plain and not preparation.undirected and not _may_be_undirected(preparation.target):
         print("Not every edge has its reverse. If the graph is undirected, prepare it with --undirected.")
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from lightning_gnn_dist.checks import check_path, shown
 from lightning_gnn_dist.graph.storage.npy import checksum_of
-from lightning_gnn_dist.prepare.steps.edges import MemoryTooSmall, OnProgress
-from lightning_gnn_dist.prepare.tables.engine import duckdb_for, literal
+from lightning_gnn_dist.prepare.edges import MemoryTooSmall, OnProgress
+from lightning_gnn_dist.prepare.engine import duckdb_for, literal
 
 CONNECTIONS = "lightning_gnn_dist.extensions.databases.connection"  # reads what such a name stands for
 IS_CONNECTION = "://"

@@ -3,7 +3,7 @@
 Tables are turned into arrays. The edges of each type are sorted on disk, one type after the other, and the rows of all
 types are put together, node after node. A graph without types is one of one type: its sorted edges are its rows.
 
-files -> nodes, and edges -> sorted on disk -> a graph, or a portion of it
+files -> a plan -> nodes, and edges -> sorted on disk -> a graph, or a portion of it
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
@@ -32,13 +31,11 @@ from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL
 from lightning_gnn_dist.graph.typed.names import EdgeType, within
 from lightning_gnn_dist.graph.user_ids import keep_ids
-from lightning_gnn_dist.prepare.files.arrays import Choice, named_kinds
-from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Inputs, NodeFiles, Unpacked, with_reverse
+from lightning_gnn_dist.prepare.describe import Prepared, describe
+from lightning_gnn_dist.prepare.edges import EdgeSorting, MemoryTooSmall, OnProgress, check_times
 from lightning_gnn_dist.prepare.given import as_files
-from lightning_gnn_dist.prepare.steps.describe import Prepared, describe
-from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, MemoryTooSmall, OnProgress, check_times
-from lightning_gnn_dist.prepare.steps.journal import Journal, journal_of
-from lightning_gnn_dist.prepare.steps.nodes import (
+from lightning_gnn_dist.prepare.journal import Journal, journal_of
+from lightning_gnn_dist.prepare.nodes import (
     MAX_BYTES_AT_ONCE,
     NO_LABELS,
     AllNodes,
@@ -47,8 +44,8 @@ from lightning_gnn_dist.prepare.steps.nodes import (
     check_split,
     has_fractions,
 )
-from lightning_gnn_dist.prepare.tables.columns import KINDS
-from lightning_gnn_dist.prepare.tables.reading import check_there, columns_of, count_columns, count_rows, files_of
+from lightning_gnn_dist.prepare.plan import Plan, plan_of, with_reverse
+from lightning_gnn_dist.prepare.reading import columns_of, count_columns, count_rows, files_of, is_text
 from lightning_gnn_dist.rules import Count, Seed, check_fields
 from lightning_gnn_dist.wire.memory import held_bytes
 
@@ -63,6 +60,11 @@ KEY_BYTES = 8  # of an edge in a bucket
 TYPE_BYTES = 1  # of an edge in a graph with types, beside its sender
 ENDS_BYTES = 16  # of an edge that is taken out of its files, at most
 CELL_BYTES = 4  # of a table
+KINDS = ("category", "number", "time", "text")  # of features
+VERSION = 7  # of unfinished work: raise it when a new release cannot go on with it
+OnColumns: TypeAlias = Callable[[list[tuple[str, str, str]]], None]  # a table, a column, and what it becomes
+DEFAULT_MEMORY = 2_000_000_000
+LEAST_ROOM = 1 << 28  # bytes for the work, however much the process holds
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,47 @@ class Estimate:
     stored_bytes: int
     seconds: float
 
+    @classmethod
+    def of(cls, plan: Plan, directions: int, num_shards: int | None) -> Estimate:
+        """The estimate for the whole graph, or for one of so many shards, as if all were of one size.
+
+        Args:
+            plan: What it is prepared of.
+            directions: 2 if each edge is added the other way round, otherwise 1.
+            num_shards: The number of shards, or None for the whole graph.
+        """
+        rows = {table.path: count_rows(table.path) for table in plan.tables}
+        of_nodes = {table.kind: table.path for table in plan.tables if table.kind is not None}
+        of_edges = {edge_type: table for table in plan.tables for edge_type in table.all_edges}
+        counts = {kind: files.num_nodes or 0 for kind, files in plan.nodes.items()}
+        num_nodes = sum((counts | {kind: rows[path] for kind, path in of_nodes.items()}).values())
+        of_tables = sum(CELL_BYTES * rows[path] * count_columns(path) for path in of_nodes.values())
+        arrays = sum(array.num_bytes for files in plan.nodes.values() for array in files.arrays.values())
+        per_edge = (4 if convert.index_dtype(num_nodes) == torch.int32 else 8) + TYPE_BYTES * plan.have_names
+        disk, stored, seconds, num_edges, share = 0, 0, 0.0, 0, num_shards or 1
+        for edge_type, files in plan.edges.items():
+            table, carried = of_edges.get(edge_type), files.carried.bytes_per_edge
+            if table is not None and table.kind is None:
+                carried += CELL_BYTES * len(table.columns)
+            count = files.num_edges if table is None else rows[table.path]
+            per_key = KEY_BYTES + carried
+            if num_shards or table is not None:  # they are written into arrays before they are sorted
+                per_key += ENDS_BYTES + carried
+            if plan.have_names:  # sorted by type, and then all types together
+                per_key += 2 * (per_edge + carried)
+            disk += count * directions * per_key
+            stored += count * directions * (per_edge + carried)
+            is_long = table is not None and is_text(table.path)
+            seconds += count * directions * (SECONDS_PER_KEY + SECONDS_PER_LINE * is_long)
+            num_edges += count
+        nodes = arrays + of_tables + 8 * num_nodes
+        return cls(
+            num_edges=num_edges,
+            disk_bytes=(nodes + 8 * num_nodes + disk) // share + of_tables,
+            stored_bytes=(nodes + stored) // share,
+            seconds=seconds / share + SECONDS_PER_EDGE * num_edges * (num_shards is not None),
+        )
+
     def check_room(self, folder: Path) -> None:
         """Refuse to begin the work in a folder if its disk has too little room for what is not there yet."""
         place = next(parent for parent in folder.parents if parent.exists())
@@ -90,121 +133,21 @@ class Estimate:
             raise OSError(f"{place} has {free:,} bytes free, and about {missing:,} are needed: choose another disk.")
 
 
-def estimate_of(inputs: Inputs, directions: int, num_shards: int | None) -> Estimate:
-    """The estimate for the whole graph, or for one of so many shards, as if all were of one size.
-
-    Args:
-        inputs: The files.
-        directions: 2 if each edge is added the other way round, otherwise 1.
-        num_shards: The number of shards, or None for the whole graph.
-    """
-    counts = [_nodes_of(files) for files in inputs.nodes.values()]
-    num_nodes, of_tables, arrays = (sum(counted) for counted in zip(*counts, strict=True))
-    nodes, num_edges = arrays + of_tables + 8 * num_nodes, sum(files.num_edges for files in inputs.edges.values())
-    per_edge = (4 if convert.index_dtype(num_nodes) == torch.int32 else 8) + TYPE_BYTES * inputs.have_names
-    disk, stored, seconds, share = 0, 0, 0.0, num_shards or 1
-    for files in inputs.edges.values():
-        num_keys, carried = files.num_edges * directions, _carried(files)
-        per_key = KEY_BYTES + carried
-        if num_shards or not files.are_arrays:  # they are written into arrays before they are sorted
-            per_key += ENDS_BYTES + carried
-        if inputs.have_names:  # sorted by type, and then all types together
-            per_key += 2 * (per_edge + carried)
-        disk += num_keys * per_key
-        stored += num_keys * (per_edge + carried)
-        seconds += num_keys * (SECONDS_PER_KEY + SECONDS_PER_LINE * files.has_text)
-    return Estimate(
-        num_edges=num_edges,
-        disk_bytes=(nodes + 8 * num_nodes + disk) // share + of_tables,
-        stored_bytes=(nodes + stored) // share,
-        seconds=seconds / share + SECONDS_PER_EDGE * num_edges * (num_shards is not None),
-    )
-
-
-def _nodes_of(files: NodeFiles) -> tuple[int, int, int]:
-    """How many nodes a type has, if that is known, the bytes of its table as arrays, and those of other arrays."""
-    others = sum(rows.num_bytes for rows in files.arrays.values())
-    if files.table is None:
-        return files.num_nodes or 0, 0, others
-    num_rows = count_rows(files.table)
-    return num_rows, CELL_BYTES * num_rows * count_columns(files.table), others
-
-
-def _carried(files: EdgeFiles) -> int:
-    """The bytes that an edge carries."""
-    return files.carried.bytes_per_edge + CELL_BYTES * len(files.columns)
-
-
-def check_types(
-    inputs: Inputs, source: Path, nodes: Path | None, *, undirected: bool, time: bool, reverse: bool, split: bool
-) -> None:
-    """Refuse settings of graphs with several types for one without, and the other way round."""
-    if inputs.unpack is not None and (undirected or nodes or time or reverse or split):
-        raise ValueError(
-            f"{source} says itself which columns are times and keys, and which questions are to train on: leave "
-            "--nodes, --undirected, --time, --reverse and --split out."
-        )
-    if inputs.have_names and (undirected or nodes):
-        raise ValueError(
-            f"{source} holds several types: their nodes are known (no --nodes), and the reverse of an edge is of "
-            "another type (--reverse, no --undirected)."
-        )
-    if not inputs.have_names and (time or reverse):
-        raise ValueError(
-            "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
-        )
-
-
-def check_kinds(kinds: Mapping[str, str], inputs: Inputs, source: Path) -> None:
-    """Refuse kinds that are none, or of columns that no table has."""
-    check_instance("kinds", kinds, Mapping, 'columns with their kinds, {"zip": "category"}')
-    if kinds and (inputs.unpack is not None or not inputs.tables):
-        which = "has no tables" if inputs.unpack is None else "says itself what columns are (columns: ...)"
-        raise ValueError(f"--as says what columns of tables are, and {source} {which}: leave it out.")
-    names = {name for table in inputs.tables for name in columns_of(table)} if kinds else set()
-    for name, kind in kinds.items():
-        if kind not in KINDS:
-            raise ValueError(f"--as: {name!r} must be one of {shown(list(KINDS))}, got {shown(kind)}.")
-        if name not in names:
-            raise ValueError(f"--as names the column {name!r}, and the tables of {source} have {sorted(names)}.")
-
-
-DATABASES = {  # who reads a folder with such a file
-    "manifest.yaml": "lightning_gnn_dist.extensions.databases.unpack",
-    "database.yaml": "lightning_gnn_dist.extensions.databases.unpack",
-}
-VERSION = 6  # of unfinished work: raise it when a new release cannot go on with it
-OnColumns: TypeAlias = Callable[[list[tuple[str, str, str]]], None]  # a table, a column, and what it becomes
-Nodes: TypeAlias = Mapping[str, NodesOfType]
-DEFAULT_MEMORY = 2_000_000_000
-LEAST_ROOM = 1 << 28  # bytes for the work, however much the process holds
-
-
 class Portion:
     """All of a graph. What derives from it prepares less."""
 
     is_whole: ClassVar[bool] = True
-
-    @property
-    def shares(self) -> int | None:
-        """Into how many portions the graph is divided, if it is."""
-        return None
+    sorting: ClassVar[type[EdgeSorting]] = EdgeSorting  # of its edges
+    of_nodes: ClassVar[type[NodesOfType]] = NodesOfType  # what has the nodes of a type
+    shares: int | None = None  # into how many portions the graph is divided, if it is
+    facts: dict[str, Any] | None = None  # what the result depends on beside the graph's files and the other settings
 
     def target(self, out: Path) -> Path:
         """The directory that is written."""
         return out
 
-    @property
-    def facts(self) -> dict[str, Any] | None:
-        """What the result depends on beside the files of the graph and the other settings."""
-        return None
-
-    def check_inputs(self, inputs: Inputs) -> None:
+    def check_plan(self, plan: Plan) -> None:
         """Refuse files of which this cannot be prepared."""
-
-    def edges(self, inputs: Inputs, folder: Path, draft: Path, undirected: bool, memory_bytes: int) -> EdgeSorting:
-        """Sorts the edges."""
-        return EdgeSorting(inputs, folder, draft, undirected, memory_bytes)
 
     def part(self, kind: str, num_nodes: int) -> Part:
         """The nodes of a type that are prepared; the name of the type is empty if the graph has no types."""
@@ -215,10 +158,6 @@ class Portion:
         if num_nodes := edges.count(on_progress):
             return num_nodes
         raise ValueError(f"{source} has no edges, and does not say how many nodes there are.")
-
-    def nodes_of(self, **given: Any) -> NodesOfType:
-        """The nodes of a type, given what :class:`NodesOfType` takes."""
-        return NodesOfType(**given)
 
     def check_nodes(self, out: Path, parts: Sequence[Part]) -> None:
         """Refuse a division that cannot be."""
@@ -261,13 +200,13 @@ def prepare_graph(
 
     Args:
         source: A ``Data`` or ``HeteroData`` that ``torch.save`` saved (``.pt``); a ``.npy`` of edges, of shape (2, E)
-            or (E, 2); a table (CSV, TSV, Parquet), or a frame of Arrow, pandas or Polars; a folder of these; or an
-            ``.npz`` or folder with ``edge_index.npy`` (or a folder of files) and arrays per node: ``x.npy`` (or a
-            folder), ``y.npy``, ``train_mask.npy`` or ``train_idx.npy``, ... Of several types a folder with folders
-            ``nodes`` and ``edges``: for each type a table, text or Parquet, or an ``.npz`` or folder of such arrays.
-            Rows of nodes have an id; edges are called ``<source type>__<name>__<destination type>``. Where nodes are
-            arrays, their ids count from 0. Tables with keys: RelBench's folder, one with a ``database.yaml``, or a
-            connection, ``sqlite:///shop.db``. A table may be a pattern (``edges/*.csv``), or a list of files.
+            or (E, 2); a table (CSV, TSV, Parquet), or a frame of Arrow, pandas or Polars; a folder of arrays, or of
+            tables; or an ``.npz`` or folder with ``edge_index.npy`` (or a folder of files) and arrays per node:
+            ``x.npy`` (or a folder), ``y.npy``, ``train_mask.npy`` or ``train_idx.npy``, ... Of several types a folder
+            with folders ``nodes`` and ``edges``: for each type a table, text or Parquet, or an ``.npz`` or folder of
+            such arrays. Rows of nodes have an id; edges are called ``<source type>__<name>__<destination type>``. Where
+            nodes are arrays, their ids count from 0. Tables with keys: RelBench's folder, one with a ``database.yaml``,
+            or a connection, ``sqlite:///shop.db``. A table may be a pattern (``edges/*.csv``), or a list of files.
         out: The directory to write. Of a shard that of all shards: this host gets ``shares.json`` and its own.
         shard: Which shard to write, a :class:`OneShard`, instead of the whole graph. Each host reads all files and
             keeps its own nodes and the edges into them. Without types, arrays of edges must be dropped.
@@ -287,18 +226,21 @@ def prepare_graph(
         on_progress: Called with the name of the stage and the share of it that is done.
     """
     check_words("drop", drop, '["x", "y"]')
+    if kinds is not None:
+        check_instance("kinds", kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
+        check_words("kinds", [*kinds, *kinds.values()], '{"zip": "category"}')
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     check_true_or_false(overwrite=overwrite)
-    out, choice = check_folder("out", out), Choice(tuple(drop), named_kinds(kinds))
+    out = check_folder("out", out)
     with as_files(out, {"source": source, "nodes": nodes}, tasks, on_progress, is_whole=shard is None) as files:
-        settings = undirected, time, reverse, split, seed, choice, float_labels, memory_bytes
+        settings = undirected, time, reverse, split, seed, tuple(drop), kinds or {}, float_labels, memory_bytes
         preparation = Preparation(files["source"], out, shard, files.get("nodes"), *settings)
         preparation.run(on_progress, overwrite=overwrite)
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """The settings of :func:`prepare_graph`."""
+    """The settings of :func:`prepare_graph`, checked, and the work itself."""
 
     source: Path
     out: Path
@@ -309,18 +251,43 @@ class Preparation:
     reverse: bool = False
     split: Sequence[float] | None = None
     seed: Seed = 0
-    choice: Choice = field(default_factory=Choice)
+    drop: tuple[str, ...] = ()
+    kinds: Mapping[str, str] = field(default_factory=dict)
     float_labels: bool = False
     memory_bytes: Count = DEFAULT_MEMORY
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_split(self.split)
-        check_there(self.source)
-        of_types = {"time": self.time is not None, "reverse": self.reverse, "split": self.split is not None}
-        check_types(self.inputs, self.source, self.nodes, undirected=self.undirected, **of_types)
-        check_kinds(self.choice.kinds, self.inputs, self.source)
-        self.portion.check_inputs(self.inputs)
+        self._check_layout()
+        self.portion.check_plan(self.plan)
+
+    def _check_layout(self) -> None:
+        """Refuse settings that do not go with what the source is."""
+        plan, source, of_types = self.plan, self.source, self.time is not None or self.reverse
+        if plan.unpacking is not None and (self.undirected or self.nodes or of_types or self.split is not None):
+            raise ValueError(
+                f"{source} says itself which columns are times and keys, and which questions are to train on: leave "
+                "--nodes, --undirected, --time, --reverse and --split out."
+            )
+        if plan.have_names and (self.undirected or self.nodes):
+            raise ValueError(
+                f"{source} holds several types: their nodes are known (no --nodes), and the reverse of an edge is of "
+                "another type (--reverse, no --undirected)."
+            )
+        if not plan.have_names and of_types:
+            raise ValueError(
+                "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
+            )
+        if self.kinds and (plan.unpacking is not None or not plan.tables):
+            which = "has no tables" if plan.unpacking is None else "says itself what columns are (columns: ...)"
+            raise ValueError(f"--as says what columns of tables are, and {source} {which}: leave it out.")
+        names = {name for table in plan.tables for name in columns_of(table.path)} if self.kinds else set()
+        for name, kind in self.kinds.items():
+            if kind not in KINDS:
+                raise ValueError(f"--as: {name!r} must be one of {shown(list(KINDS))}, got {shown(kind)}.")
+            if name not in names:
+                raise ValueError(f"--as names the column {name!r}, and the tables of {source} have {sorted(names)}.")
 
     @property
     def portion(self) -> Portion:
@@ -343,19 +310,19 @@ class Preparation:
         """The folder in which the work is done."""
         return self.target.absolute().parent / f".{self.target.name}.preparing"
 
+    @property
+    def draft(self) -> Path:
+        """The folder of what is written, until it is complete."""
+        return self.folder / "graph"
+
     @cached_property
-    def inputs(self) -> Inputs:
-        """The files of the source."""
-        drop = frozenset(self.choice.drop)
-        for reader in (reader for name, reader in DATABASES.items() if (self.source / name).is_file()):
-            found: Inputs = import_module(reader).inputs_of_database(self.source, drop)
-            return found
-        return Inputs.of(self.source, self.nodes, drop, self.time)
+    def plan(self) -> Plan:
+        """What the source holds."""
+        return plan_of(self.source, self.nodes, self.drop, self.time, self.kinds)
 
     def estimate(self) -> Estimate:
         """Estimate disk space and time, from the headers of the files."""
-        directions = 1 + (self.undirected or self.reverse)
-        return estimate_of(self.inputs, directions, self.portion.shares)
+        return Estimate.of(self.plan, 1 + (self.undirected or self.reverse), self.portion.shares)
 
     def run(
         self, on_progress: OnProgress, *, overwrite: bool = False, on_columns: OnColumns = lambda told: None
@@ -397,67 +364,70 @@ class Preparation:
 
     def _write(self, journal: Journal, on_progress: OnProgress, on_columns: OnColumns) -> Prepared:
         """Write all files of the saved graph into the draft, once tables have become arrays."""
-        unpacked = Unpacked(self.inputs, {}, [])
-        if self.inputs.tables:
-            from lightning_gnn_dist.prepare.tables.unpack import unpack  # arrays need no DuckDB
+        plan, ids, tables = self.plan, dict[str, Path](), None
+        if plan.tables:
+            from lightning_gnn_dist.prepare.unpack import Unpacking  # arrays need no DuckDB
 
-            given = self.inputs, self.folder / "tables", self.choice, self.room, on_progress
-            unpacked = (self.inputs.unpack or unpack)(*given)
-            on_columns(unpacked.told)
+            unpacking: Unpacking = (plan.unpacking or Unpacking)(plan, self.folder, self.room, on_progress)
+            plan, ids, told, tables = unpacking.run()
+            on_columns(told)
         if not self.draft.exists():
             journal.clear()
             for name in ("nodes", "edges", self.draft.name):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
             self.draft.mkdir()
-        prepared = self._write_arrays(unpacked.inputs, unpacked.tables, on_progress)
-        for kind, file in unpacked.ids.items() if self.portion.is_whole else ():
+        prepared = self._write_arrays(plan, tables, on_progress)
+        for kind, file in ids.items() if self.portion.is_whole else ():
             keep_ids(file, self.draft, kind)
         journal.record(is_written=True)
         return prepared
 
-    def _write_arrays(self, inputs: Inputs, tables: Tables | None, on_progress: OnProgress) -> Prepared:
+    def _write_arrays(self, plan: Plan, tables: Tables | None, on_progress: OnProgress) -> Prepared:
         """Write the arrays of nodes and edges, and what is to be known of them."""
-        edges = self.portion.edges(inputs, self.folder, self.draft, self.undirected, self.room)
+        edges = self.portion.sorting(plan, self.folder, self.draft, self.undirected, self.room)
         nodes = {}
-        for kind in inputs.nodes:
+        for kind in plan.nodes:
             with within(kind):
-                nodes[kind] = self._read_nodes(kind, inputs, edges, on_progress)
-        self._check_nodes(nodes)
+                nodes[kind] = self._read_nodes(kind, plan, edges, on_progress)
+        parts = {kind: of_kind.part for kind, of_kind in nodes.items()}
+        self.portion.check_nodes(self.out, [*parts.values()])
+        if self.split and not any(of_kind.split for of_kind in nodes.values()):
+            raise ValueError(NO_LABELS)
+        if self.float_labels and not any(of_kind.float_labels for of_kind in nodes.values()):
+            raise ValueError("float_labels says that a y is a target of regression, but no type has a y of fractions.")
         for kind, of_kind in nodes.items():
             target = self.draft / "nodes" / kind
             if not target.exists():
                 with within(kind):
-                    check_times(of_kind.files.arrays, inputs.time, "node")
-                    of_kind.times(inputs.time)
-                    of_kind.copy(self._of_nodes(kind), target, partial(on_progress, f"copying {kind or 'arrays'}"))
-        edge_types = {edge_type: edge_type for edge_type in inputs.edges}  # each, and the one whose files are read
+                    check_times(of_kind.files.arrays, plan.time, "node")
+                    of_kind.times(plan.time)
+                    work = self.folder / "nodes" / kind
+                    of_kind.copy(work, target, partial(on_progress, f"copying {kind or 'arrays'}"))
+        edge_types = {edge_type: edge_type for edge_type in plan.edges}  # each, and the one whose files are read
         edge_types |= with_reverse(edge_types) if self.reverse else {}
-        parts = {kind: of_kind.part for kind, of_kind in nodes.items()}
         for edge_type, as_read in edge_types.items():
             with within(edge_type):
                 edges.sort(edge_type, as_read, parts, on_progress)
         types = None
-        if inputs.have_names:
-            from lightning_gnn_dist.prepare.steps.merge import merge_types  # a graph without types needs none of it
+        if plan.have_names:
+            from lightning_gnn_dist.prepare.merge import merge_types  # a graph without types needs none of it
 
             folders = {edge_type: edges.out(edge_type) for edge_type in edge_types}
             progress = partial(on_progress, "putting rows together")
-            types = merge_types(self.draft, nodes, folders, inputs.time, not self.portion.is_whole, tables, progress)
+            types = merge_types(self.draft, nodes, folders, plan.time, not self.portion.is_whole, tables, progress)
         self.portion.finish(self.out, nodes, types, edges, edge_types)
-        names = next(iter(nodes.values())).names
         at_once = max(1, min(self.room // 16, MAX_BYTES_AT_ONCE // 8))
-        return describe(
-            self.draft, names, inputs.halves, types, at_once, partial(on_progress, "taking the fingerprint")
-        )
+        names = next(iter(nodes.values())).names
+        return describe(self.draft, names, plan.halves, types, at_once, partial(on_progress, "taking the fingerprint"))
 
-    def _read_nodes(self, kind: str, inputs: Inputs, edges: EdgeSorting, on_progress: OnProgress) -> NodesOfType:
+    def _read_nodes(self, kind: str, plan: Plan, edges: EdgeSorting, on_progress: OnProgress) -> NodesOfType:
         """Find out which nodes of a type are prepared."""
-        self._of_nodes(kind).mkdir(parents=True, exist_ok=True)
-        files, named = inputs.nodes[kind], inputs.have_names
+        (self.folder / "nodes" / kind).mkdir(parents=True, exist_ok=True)
+        files, named = plan.nodes[kind], plan.have_names
         if not files.num_nodes and named:
             raise ValueError(f"{files.source} does not say how many nodes there are: add x, y or num_nodes.")
         num_nodes = files.num_nodes or self.portion.count(self.source, edges, on_progress)
-        return self.portion.nodes_of(
+        return self.portion.of_nodes(
             files=files,
             part=self.portion.part(kind, num_nodes),
             split=self.split if "y" in files.arrays or not named else None,
@@ -465,18 +435,6 @@ class Preparation:
             float_labels=files.float_labels or (self.float_labels and (has_fractions(files) or not named)),
             memory_bytes=self.room,
         )
-
-    def _check_nodes(self, nodes: Nodes) -> None:
-        """Refuse settings that fit no type, and a shard without nodes."""
-        self.portion.check_nodes(self.out, [of_kind.part for of_kind in nodes.values()])
-        if self.split and not any(of_kind.split for of_kind in nodes.values()):
-            raise ValueError(NO_LABELS)
-        if self.float_labels and not any(of_kind.float_labels for of_kind in nodes.values()):
-            raise ValueError("float_labels says that a y is a target of regression, but no type has a y of fractions.")
-
-    def _of_nodes(self, kind: str) -> Path:
-        """The folder in which the nodes of a type are worked on."""
-        return self.folder / "nodes" / kind
 
     def _facts(self) -> dict[str, Any]:
         """What the result depends on: the files, by size and time, and the settings."""
@@ -489,15 +447,10 @@ class Preparation:
             "undirected": self.undirected,
             "split": self.split,
             "seed": int(self.seed),
-            "drop": sorted(self.choice.drop),
-            "kinds": dict(sorted((self.choice.kinds).items())),
+            "drop": sorted(self.drop),
+            "kinds": dict(sorted(self.kinds.items())),
             "float_labels": self.float_labels,
             "time": self.time,
             "reverse": self.reverse,
             "shard": self.portion.facts,
         }
-
-    @property
-    def draft(self) -> Path:
-        """The folder of what is written, until it is complete."""
-        return self.folder / "graph"

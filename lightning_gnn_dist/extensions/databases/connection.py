@@ -20,7 +20,7 @@ import yaml  # type: ignore[import-untyped]  # its stubs are another package
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.extensions.databases.manifest import PLAIN, RELBENCH
-from lightning_gnn_dist.prepare.tables.engine import duckdb_for, literal, quoted, told
+from lightning_gnn_dist.prepare.engine import duckdb_for, literal, quoted, told
 
 IGNORE = "ignore"  # what is said of a table that is left out
 LITTLE = {"memory_limit": "500MB"}  # for what is only passed on

@@ -8,18 +8,18 @@ text      a row of numbers, of a function that is named, or by hashing
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MISSING, MOMENTS, NO_MOMENT, NUMBERS, UNSEEN
-from lightning_gnn_dist.prepare.tables.columns import MOST_WORDS, Feature, words_of
-from lightning_gnn_dist.prepare.tables.engine import DATES, WHOLE, Table, Work, places_of
-from lightning_gnn_dist.prepare.tables.text import Embed
+from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MISSING, MOMENTS, NO_MOMENT, NUMBERS, TIME, UNSEEN
+from lightning_gnn_dist.prepare.columns import LONG, MOST_WORDS, Feature, Made, arrays_of, words_of
+from lightning_gnn_dist.prepare.engine import DATES, WHOLE, Table, Work, places_of
+from lightning_gnn_dist.prepare.text import Embed
 
 MOST_DEVIATIONS = 10.0
 PERIODS = (86_400, 7 * 86_400, 31_556_952)  # a day, a week, a year, in seconds
@@ -111,6 +111,39 @@ class Encoding(Feature):
         if self.has_moments:
             made[self._array(MOMENTS)] = np.where(missing, NO_MOMENT, dates)[:, None]
         return made
+
+
+class Encodings:
+    """What the columns of a table of a database become: what :class:`Columns` is of other tables.
+
+    Args:
+        work: Reads the table.
+        time: The SQL of the time of a row, if it has one.
+        made: What others become.
+        left_out: Why some become nothing.
+    """
+
+    categories: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(
+        self, work: Work, time: str | None, made: Sequence[Feature | Made], left_out: Mapping[str, str] | None = None
+    ) -> None:
+        self._work, self.left_out = work, left_out or {}
+        self.all = [*([] if time is None else [Made(TIME, LONG, time)]), *made]
+
+    @property
+    def made(self) -> list[Made]:
+        """Those that are no features."""
+        return [each for each in self.all if isinstance(each, Made)]
+
+    def of(self, piece: Mapping[str, Any]) -> dict[str, Column]:
+        """The arrays of a piece."""
+        return arrays_of(self.all, piece)
+
+    def readings(self) -> Iterator[None]:
+        """Come once, if nothing is wrong."""
+        if not self._work.problems:
+            yield
 
 
 def encodings_of(

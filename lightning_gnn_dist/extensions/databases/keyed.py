@@ -10,9 +10,9 @@ from typing import Any
 
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import NEVER
-from lightning_gnn_dist.prepare.tables.engine import OF_KEYS, Cells, Table, Work, quoted, told
-from lightning_gnn_dist.prepare.tables.reading import load
-from lightning_gnn_dist.prepare.tables.rows import NO_ROWS, Ids
+from lightning_gnn_dist.prepare.engine import OF_KEYS, Cells, Table, Work, quoted, told
+from lightning_gnn_dist.prepare.reading import load
+from lightning_gnn_dist.prepare.unpack import NO_ROWS, Ids
 
 NO_KEYS = "and keys are whole numbers or words."
 

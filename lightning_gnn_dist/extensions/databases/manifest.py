@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import date
 from difflib import get_close_matches
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ import yaml  # type: ignore[import-untyped]  # its stubs are another package
 
 from lightning_gnn_dist.checks import is_integer, shown
 from lightning_gnn_dist.graph.typed.names import EdgeType
-from lightning_gnn_dist.graph.typed.tables import ANSWER, ASKED
-from lightning_gnn_dist.prepare.files.arrays import SPLITS
-from lightning_gnn_dist.prepare.tables.reading import columns_of, is_table, name_of
+from lightning_gnn_dist.graph.typed.tables import ASKED
+from lightning_gnn_dist.prepare.arrays import SPLITS
+from lightning_gnn_dist.prepare.plan import BothEnds, TablePlan
+from lightning_gnn_dist.prepare.reading import columns_of, is_table, name_of
 
 RELBENCH, PLAIN = "manifest.yaml", "database.yaml"
 OF_DATABASE = {"val_timestamp", "test_timestamp", "tables", "text", "name", "description", "manifest_version", "notes"}
@@ -39,44 +39,25 @@ TASK_TYPES = (
 LABELS = "labels"  # the file of a task whose times say which split a question is of
 
 
-@dataclass(frozen=True)
-class TableSpec:
-    """What is known of a table.
+@dataclass(frozen=True, kw_only=True)
+class TableSpec(TablePlan):
+    """What is known of a table, whose rows are nodes, or edges if they hold two keys, perhaps a time, and nothing else.
 
     Args:
-        name: Its name, which is that of a node type.
-        path: Its file.
-        pkey: The column of its key, if there is one.
+        name: Its name, which is that of a node type, or of its edges.
         time_col: The column of the time of a row, if there is one.
         fkeys: For each column of foreign keys the table that they are keys of.
-        columns: The kind of other columns, where it is told.
+        kinds: The kind of other columns, where it is told.
     """
 
     name: str
-    path: Path
-    pkey: str | None
     time_col: str | None
     fkeys: Mapping[str, str]
-    columns: Mapping[str, str]
-
-    @cached_property
-    def is_links(self) -> bool:
-        """Whether it holds two keys, perhaps a time, and nothing else: then its rows are edges."""
-        ignored = {name for name, kind in self.columns.items() if kind == "ignore"}
-        others = set(columns_of(self.path)) - {self.time_col, *self.fkeys, *ignored}
-        return self.pkey is None and len(self.fkeys) == 2 and not others
-
-    @property
-    def edge_types(self) -> list[EdgeType]:
-        """The types of its edges in the direction of keys; the columns of keys, or its own, are their names."""
-        if self.is_links:
-            first, second = self.fkeys.values()
-            return [(first, self.name, second)]
-        return [(self.name, column, target) for column, target in self.fkeys.items()]
+    kinds: Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class TaskSpec:
+@dataclass(frozen=True, kw_only=True)
+class TaskSpec(TablePlan):
     """What is known of a task.
 
     Args:
@@ -103,11 +84,17 @@ class TaskSpec:
     receiver: str | None = None
     k: int = 10
 
-    @property
-    def edge_types(self) -> list[EdgeType]:
-        """The types of edges to questions, and from them to their answers if the task recommends."""
-        answers = [] if self.receiver is None else [(self.name, ANSWER, self.receiver)]
-        return [(self.entity_table, ASKED, self.name), *answers]
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSpec(TablePlan):
+    """The answers of a task that recommends, which are edges.
+
+    Args:
+        task: The task.
+    """
+
+    task: TaskSpec
+    time_col: str | None = None
 
 
 @dataclass(frozen=True)
@@ -158,15 +145,6 @@ class Manifest:
         return cls(path, tables, tasks, val_time, test_time, said.get("text"), tuple(said.get("notes", ())))
 
     @property
-    def has_times(self) -> bool:
-        """Whether a row of a table, or a question, has a time."""
-        of_tables, of_tasks = (
-            (each.time_col for each in self.tables.values()),
-            (t.time_col for t in self.tasks.values()),
-        )
-        return any(of_tables) or any(of_tasks)
-
-    @property
     def may_dangle(self) -> bool:
         """Whether keys that name no row are left out, as RelBench does."""
         return self.path.name == RELBENCH
@@ -176,7 +154,7 @@ class Manifest:
         """What the keys and times of each table are, in words."""
 
         def told(each: TableSpec) -> str:
-            words = [f"{word} {name}" for word, name in (("key", each.pkey), ("time", each.time_col)) if name]
+            words = [f"{word} {name}" for word, name in (("key", each.key), ("time", each.time_col)) if name]
             return ", ".join([*words, *(f"{column} -> {target}" for column, target in each.fkeys.items())])
 
         return tuple(f"{name}: {told(each)}." for name, each in self.tables.items())
@@ -251,7 +229,25 @@ def _table(folder: Path, path: Path, name: str, said: Any) -> TableSpec:
             )
     if said.get("time_col") in {said.get("pkey"), *fkeys} - {None}:
         raise ValueError(f"{where}: column {said['time_col']!r} is said to hold keys and times: it can be one of them.")
-    return TableSpec(name, file, said.get("pkey"), said.get("time_col"), dict(fkeys), dict(columns))
+    key, time, ignored = said.get("pkey"), said.get("time_col"), {name for name in columns if columns[name] == "ignore"}
+    others = [column for column in named if column not in {key, *fkeys} | ignored]
+    is_links = key is None and len(fkeys) == 2 and set(others) <= {time}
+    edges: dict[EdgeType, BothEnds] = {(name, column, of): (None, column) for column, of in fkeys.items()}
+    if is_links:
+        (first, sender), (second, receiver) = fkeys.items()
+        edges = {(sender, name, receiver): (first, second)}
+    return TableSpec(
+        path=file,
+        columns=() if is_links else tuple(others),
+        kind=None if is_links else name,
+        key=key,
+        edges=edges,
+        both_ways=True,
+        name=name,
+        time_col=time,
+        fkeys=dict(fkeys),
+        kinds=dict(columns),
+    )
 
 
 def _file(folder: Path, name: str, where: str) -> Path:
@@ -267,7 +263,7 @@ def _file(folder: Path, name: str, where: str) -> Path:
 
 
 def _check_keys(table: TableSpec, tables: Mapping[str, TableSpec], path: Path) -> None:
-    if table.pkey is None and not table.fkeys:
+    if table.key is None and not table.fkeys:
         raise ValueError(f"{path}: table {table.name!r} has neither a pkey nor fkeys: name its keys, or leave it out.")
     for column, target in table.fkeys.items():
         if target not in tables:
@@ -275,7 +271,7 @@ def _check_keys(table: TableSpec, tables: Mapping[str, TableSpec], path: Path) -
                 f"{path}: {table.name}.{column} holds keys of {shown(target)}, and the tables are "
                 f"{shown(list(tables))}."
             )
-        if tables[target].pkey is None:
+        if tables[target].key is None:
             raise ValueError(
                 f"{path}: {table.name}.{column} holds keys of {target!r}, which has no pkey: say which column it is."
             )
@@ -314,7 +310,7 @@ def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) 
     entity = _table_of_nodes(file, words["entity_table"], said, tables)
     column, time = said.get(words["entity_col"]), said.get("time_col")
     if kind == AUTOCOMPLETE:
-        column, time = column or tables[entity].pkey, time or tables[entity].time_col
+        column, time = column or tables[entity].key, time or tables[entity].time_col
     targets = said.get(words["target_col"])
     targets = tuple(targets) if isinstance(targets, list) else (targets,)
     if not isinstance(column, str) or not targets or not isinstance(targets[0], str):
@@ -325,7 +321,7 @@ def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) 
     for of, name in sorted(hidden):
         if of not in tables or name not in columns_of(tables[of].path):
             raise ValueError(f"{file} hides the column {of}.{name}, and there is none: correct remove_columns.")
-        if name in {tables[of].pkey, tables[of].time_col, *tables[of].fkeys}:
+        if name in {tables[of].key, tables[of].time_col, *tables[of].fkeys}:
             raise ValueError(f"{file} hides {of}.{name}, which holds keys or times: hide columns of features alone.")
     files = _files(folder, file)
     for path in files.values():
@@ -336,7 +332,20 @@ def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) 
         raise ValueError(
             f"{file} has no time_col, and rows have times: without one a question would see its own future."
         )
-    spec = TaskSpec(folder.name, files, task_type, entity, column, targets, time, tuple(sorted(hidden)))
+    name = folder.name
+    spec = TaskSpec(
+        path=next(iter(files.values())),
+        kind=name,
+        edges={(entity, ASKED, name): (column, None)},
+        name=name,
+        files=files,
+        task_type=task_type,
+        entity_table=entity,
+        entity_col=column,
+        targets=targets,
+        time_col=time,
+        hidden=tuple(sorted(hidden)),
+    )
     if task_type != RECOMMENDATION:
         return spec
     if not is_integer(k := said.get("eval_k", spec.k)) or k < 1 or len(targets) > 1:
@@ -347,7 +356,7 @@ def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) 
 def _table_of_nodes(file: Path, word: str, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) -> str:
     """The table that a task names, whose rows are nodes."""
     name = str(said.get(word))
-    if name not in tables or tables[name].is_links:
+    if name not in tables or tables[name].kind is None:
         raise ValueError(f"{file}: {word} must be one of {shown(list(tables))}, got {shown(name)}.")
     return name
 

@@ -10,8 +10,8 @@ import yaml  # type: ignore[import-untyped]  # its stubs are another package
 
 from lightning_gnn_dist.checks import check_folder, shown
 from lightning_gnn_dist.extensions.databases.manifest import RECOMMENDATION, RELBENCH, TASK_TYPES
-from lightning_gnn_dist.prepare.files.arrays import SPLITS
-from lightning_gnn_dist.prepare.tables.engine import duckdb_for
+from lightning_gnn_dist.prepare.arrays import SPLITS
+from lightning_gnn_dist.prepare.engine import duckdb_for
 
 _OF_TABLE = ("df", "pkey_col", "fkey_col_to_pkey_table", "time_col")
 _OF_ENTITIES = ("entity_table", "entity_col", "target_col", "time_col")

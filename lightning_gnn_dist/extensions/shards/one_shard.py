@@ -21,10 +21,10 @@ from lightning_gnn_dist.extensions.shards.prepared_nodes import NodesOfShard, Sh
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.prepare.files.inputs import EDGE, Inputs
+from lightning_gnn_dist.prepare.edges import EdgeSorting, OnProgress
+from lightning_gnn_dist.prepare.nodes import NodesOfType
+from lightning_gnn_dist.prepare.plan import EDGE, Plan
 from lightning_gnn_dist.prepare.prepare_graph import Portion
-from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress
-from lightning_gnn_dist.prepare.steps.nodes import NodesOfType
 from lightning_gnn_dist.rules import Count, check_fields
 
 
@@ -44,6 +44,8 @@ class OneShard(Portion):
     num_shards: Count
     assignment: str | Path | None = None
     is_whole: ClassVar[bool] = False
+    sorting: ClassVar[type[EdgeSorting]] = ShardEdges
+    of_nodes: ClassVar[type[NodesOfType]] = NodesOfShard
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -52,29 +54,27 @@ class OneShard(Portion):
             check_path("assignment", self.assignment)
 
     @property
-    def shares(self) -> int:
+    def shares(self) -> int:  # type: ignore[override]  # of all of a graph it is a constant
         return self.num_shards
 
     def target(self, out: Path) -> Path:
         return out / store.shard_name(self.index)
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, Any]:  # type: ignore[override]  # likewise
         path = Path(self.assignment or "")
         files = [] if self.assignment is None else sorted(path.glob("*.npy")) if path.is_dir() else [path]
         times = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
         return {"index": int(self.index), "num_shards": int(self.num_shards), "assignment": times}
 
-    def check_inputs(self, inputs: Inputs) -> None:
-        self._check_assignment(inputs.nodes)
-        if not inputs.have_names and (found := [*inputs.edges[EDGE].carried.arrays, *inputs.edges[EDGE].columns]):
+    def check_plan(self, plan: Plan) -> None:
+        self._check_assignment(plan.nodes)
+        of_tables = [name for table in plan.tables if EDGE in table.edges for name in table.columns]
+        if not plan.have_names and (found := [*plan.edges[EDGE].carried.arrays, *of_tables]):
             raise ValueError(  # nobody who makes a shard would know their numbers among all edges
                 f"{found[0]} belongs to edges, which shards made on their own hosts cannot carry: leave it out (--drop "
                 f"{found[0]}), or prepare the whole graph and divide it."
             )
-
-    def edges(self, inputs: Inputs, folder: Path, draft: Path, undirected: bool, memory_bytes: int) -> ShardEdges:
-        return ShardEdges(inputs, folder, draft, undirected, memory_bytes)
 
     def part(self, kind: str, num_nodes: int) -> ShardPart:
         if self.assignment is None:
@@ -88,9 +88,6 @@ class OneShard(Portion):
             f"{source} does not say how many nodes there are, and the host of a shard must know before it reads: add "
             "num_nodes.npy, x or y."
         )
-
-    def nodes_of(self, **given: Any) -> NodesOfShard:
-        return NodesOfShard(**given)
 
     def check_nodes(self, out: Path, parts: Sequence[Any]) -> None:
         starts = np.sum([part.starts for part in parts], 0)
@@ -115,7 +112,7 @@ class OneShard(Portion):
         journals = {each: edges.journal(each) for each in edge_types}
         starts = torch.stack([torch.from_numpy(_part_of(of_kind).starts) for of_kind in nodes.values()])
         told = {each: str(journal.get("digest")) for each, journal in journals.items()}
-        digest = _digest(nodes, types, told, edges.undirected, edges.inputs.time)
+        digest = _digest(nodes, types, told, edges.undirected, edges.plan.time)
         bounds = TypedBounds.of_one(starts.sum(0), starts[0, :0])  # nobody counts the edges of all
         if types is not None:
             counts = torch.tensor([[0, *journal.get("counts")] for journal in journals.values()]).cumsum(1)

@@ -17,11 +17,11 @@ from lightning_gnn_dist.extensions.shards.prepared_nodes import ShardPart
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.names import EdgeType
-from lightning_gnn_dist.prepare.files.arrays import GrowingArrays, Progress, entries
-from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, edge_files, turn_two_edges
-from lightning_gnn_dist.prepare.steps.edges import EdgeSorting, OnProgress, edges_at_once, words_of
-from lightning_gnn_dist.prepare.steps.journal import Journal
-from lightning_gnn_dist.prepare.steps.nodes import Part
+from lightning_gnn_dist.prepare.arrays import GrowingArrays, Progress
+from lightning_gnn_dist.prepare.edges import EdgeSorting, OnProgress, edges_at_once, words_of
+from lightning_gnn_dist.prepare.journal import Journal
+from lightning_gnn_dist.prepare.nodes import Part
+from lightning_gnn_dist.prepare.plan import EdgeFiles, edges_in, turn_two_edges
 
 
 @compiled
@@ -63,7 +63,7 @@ class ShardEdges(EdgeSorting):
             )
             told = {"is_gathered": True, "is_carried_checked": True, "counts": counts, "digest": digest}
             journal.record(sorted(folder.iterdir()), **told)
-        return replace(edge_files(folder, entries(folder)), num_senders=files.num_senders, num_receivers=receiver.size)
+        return replace(edges_in(folder), num_senders=files.num_senders, num_receivers=receiver.size)
 
     def _gathered(self, edge_type: EdgeType) -> Path:
         return self.of_type(edge_type) / "gathered"

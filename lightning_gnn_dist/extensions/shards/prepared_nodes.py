@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
-from lightning_gnn_dist.prepare.files.arrays import Progress, RowFiles
-from lightning_gnn_dist.prepare.steps.nodes import NodesOfType
+from lightning_gnn_dist.prepare.arrays import Progress, RowFiles
+from lightning_gnn_dist.prepare.nodes import NodesOfType
 
 NODES_AT_ONCE = 1 << 22
 

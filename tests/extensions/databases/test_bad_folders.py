@@ -7,7 +7,7 @@ import pytest
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.prepare.tables import columns as columns_module
+from lightning_gnn_dist.prepare import columns as columns_module
 from tests.extensions.databases.folders import FILES, MANIFEST, TASK, write
 
 D, B, C, T, L = "database.yaml", "order.csv", "customer.csv", "tasks/stays/manifest.yaml", "tasks/stays/labels.csv"

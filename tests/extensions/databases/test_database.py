@@ -14,9 +14,9 @@ from lightning_gnn_dist import Graph, Partition, PartitionedDataModule, prepare_
 from lightning_gnn_dist.extensions.databases.column_encoder import ColumnEncoder
 from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from lightning_gnn_dist.graph.typed.tables import NEVER, NO_MOMENT, Feature, Tables
-from lightning_gnn_dist.prepare.tables import text as text_module
-from lightning_gnn_dist.prepare.tables.engine import Table, Work
-from lightning_gnn_dist.prepare.tables.text import hash_words
+from lightning_gnn_dist.prepare import text as text_module
+from lightning_gnn_dist.prepare.engine import Table, Work
+from lightning_gnn_dist.prepare.text import hash_words
 from tests.extensions.databases.folders import FILES, MANIFEST, TASK, as_relbench, seconds, write
 from tests.extensions.shards.test_prepare_typed_shard import check_equal
 from tests.prepare.kills import until_it_is_there

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from lightning_gnn_dist import Graph, prepare_graph
-from lightning_gnn_dist.prepare.files.arrays import RowFiles
-from lightning_gnn_dist.prepare.files.inputs import Inputs
+from lightning_gnn_dist.prepare.arrays import RowFiles
+from lightning_gnn_dist.prepare.plan import Plan, plan_of
 from tests.prepare.test_prepare_graph import prepared
 
 X = np.random.default_rng(0).normal(size=(50, 3, 2)).astype(np.float16)
 
 
-def headers(folder: Path, *drop: str) -> Inputs:
-    return Inputs.of(folder, None, frozenset(drop), None)
+def headers(folder: Path, *drop: str) -> Plan:
+    return plan_of(folder, None, drop, None, {})
 
 
 @pytest.fixture
@@ -73,7 +73,10 @@ def test_what_edges_carry_must_be_one_row_each(folder: Path) -> None:
     np.save(folder / "edge_attr.npy", np.zeros((10, 4)))
     assert headers(folder).edges["", "", ""].carried.bytes_per_edge == 32
     (folder / "edge_index" / "1.csv").write_text("1,2\n")
-    with pytest.raises(ValueError, match="in text, which can carry nothing here"):
+    with pytest.raises(ValueError, match="edge_index holds edges in tables and in arrays: write all as one table"):
+        headers(folder)
+    (folder / "edge_index" / "0.npy").unlink()
+    with pytest.raises(ValueError, match="edge_attr is an array, and the edges are in a table, beside which none"):
         headers(folder)
 
 

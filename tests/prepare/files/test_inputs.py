@@ -38,7 +38,7 @@ def pairs_by_column(folder: Path) -> Path:
 def several(folder: Path) -> Path:
     np.save(folder / "000.npy", EDGES[:, :40])
     np.save(folder / "001.npy", EDGES[:, 40:60].T.astype(">i8"))
-    (folder / "002.csv").write_text("\n".join(f"{sender},{receiver}" for sender, receiver in EDGES[:, 60:].T))
+    np.save(folder / "002.npy", EDGES[:, 60:])
     return folder
 
 
@@ -132,5 +132,5 @@ def test_several_texts_carry_numbers(folder: Path, tmp_path: Path) -> None:
     (folder / "1.csv").write_text("from,to,weight\n2,0,3\n")
     assert prepared(folder, tmp_path / "graph").edge_arrays["edge_weight"].tolist() == [3, 0.5, 2]
     (folder / "1.csv").write_text("from,to\n2,0\n")
-    with pytest.raises(ValueError, match=r"1.csv has the columns \[\] .*: files of one list of edges must be alike"):
+    with pytest.raises(ValueError, match=r"1.csv has the columns \['from', 'to'\], but .*: files of one table are"):
         prepare_graph(folder, tmp_path / "second")

@@ -114,5 +114,5 @@ def test_what_a_pattern_names_is_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"b.csv, line 3: 2 cells, but there are 3 columns"):
         prepare_graph(tmp_path / "?.csv", tmp_path / "graph")
     write(tmp_path / "b.csv", [(0, 1)], HEADS[:2])
-    with pytest.raises(ValueError, match=r"b.csv has the columns .* must be alike"):
+    with pytest.raises(ValueError, match=r"b.csv has the columns .* files of one table are alike"):
         prepare_graph(tmp_path / "?.csv", tmp_path / "graph")

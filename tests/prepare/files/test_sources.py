@@ -271,10 +271,10 @@ def test_comments_stand_at_the_top_alone_and_the_heading_is_told(tmp_path: Path)
     (tmp_path / "edges.txt").write_text("# of SNAP\n# FromNodeId\tToNodeId\n0\t2\n2\t1\n")
     edges = tmp_path / "edges.txt"
     assert read(edges).indices.tolist() == [2, 0]
-    said = Preparation(edges, tmp_path / "graph").inputs.headings
+    said = Preparation(edges, tmp_path / "graph").plan.headings
     assert said == (f"{edges}: no heading, since the first line holds numbers alone.",)
     edges.write_text("# comment\nfrom\tto\n0\t2\n")
-    said = Preparation(edges, tmp_path / "graph").inputs.headings
+    said = Preparation(edges, tmp_path / "graph").plan.headings
     assert said == (f"{edges}: line 2 is taken as heading: from, to.",)
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_gnn_dist.prepare.steps import edges
-from lightning_gnn_dist.prepare.steps.edges import (
+from lightning_gnn_dist.prepare import edges
+from lightning_gnn_dist.prepare.edges import (
     BYTES_PER_KEY,
     cut_nodes,
     deal,
@@ -14,7 +14,7 @@ from lightning_gnn_dist.prepare.steps.edges import (
     order_of,
     unpack,
 )
-from lightning_gnn_dist.prepare.steps.journal import Journal
+from lightning_gnn_dist.prepare.journal import Journal
 
 DEGREES = np.random.default_rng(0).integers(0, 30, 1000)
 

@@ -9,8 +9,8 @@ import pytest
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.user_ids import category_names, class_names, user_ids
-from lightning_gnn_dist.prepare.tables import columns
-from lightning_gnn_dist.prepare.tables.engine import Problems
+from lightning_gnn_dist.prepare import columns
+from lightning_gnn_dist.prepare.engine import Problems
 
 NODES = """\
 id,city,seen,age,label,zip

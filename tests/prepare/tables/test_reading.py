@@ -7,8 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from lightning_gnn_dist.prepare.tables.engine import Problems, Work, quoted
-from lightning_gnn_dist.prepare.tables.reading import ROW, columns_of, count_rows, load
+from lightning_gnn_dist.prepare.engine import Problems, Work, quoted
+from lightning_gnn_dist.prepare.reading import ROW, columns_of, count_rows, load
 
 
 def read_table(path: Path) -> dict[str, list[str | None]]:

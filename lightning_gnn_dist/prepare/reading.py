@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_gnn_dist.graph.storage.files import open_file
-from lightning_gnn_dist.prepare.tables.engine import ROW, Run, Table, Work, duckdb_for, literal, quoted, told
+from lightning_gnn_dist.prepare.engine import ROW, Run, Table, Work, duckdb_for, literal, quoted, told
 
 TEXTS, PARQUET, JSON = map(frozenset, ((".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".jsonl", ".ndjson")))
 PACKED = (".gz", ".zst")
@@ -276,7 +276,7 @@ def _open(path: Path) -> Iterator[TextIOWrapper]:
 
 def load(work: Work, name: str, path: Path) -> Table:
     """Have DuckDB read the files of a table under a name. Empty cells are NULL."""
-    types, made, check = types_of(path), quoted(name), None
+    types, made, texts = types_of(path), quoted(name), list[Text]()
     cells = ", ".join(
         (f"nullif({quoted(column)}, '')" if kind == "VARCHAR" else quoted(column)) + f" AS {quoted(column)}"
         for column, kind in types.items()
@@ -294,15 +294,14 @@ def load(work: Work, name: str, path: Path) -> Table:
         rows_of = {text.path: f"({text.rows})" for text in texts}
         rows = " UNION ALL BY NAME ".join(text.rows for text in texts)
         query = f"SELECT {cells}, row_number() OVER () - 1 AS {ROW} FROM ({rows})"
-        check = partial(_bad_lines, texts)
     else:
         rows_of = {file: _json(file) for file in files_of(path)}
         query = f"SELECT {cells}, row_number() OVER () - 1 AS {ROW} FROM {_json(path)}"
     with told(path):
         work.run(f"CREATE OR REPLACE VIEW {made} AS {query}")
     lengths = {file: f"SELECT count(*) FROM {rows}" for file, rows in rows_of.items()} if len(rows_of) > 1 else {}
-    table = Table(made, path, types, lengths=lengths)
-    return table if check is None else replace(table, is_typed=False, check=check)
+    table = Table(made, path, types, lengths=lengths, texts=texts)
+    return replace(table, is_typed=False, check=partial(bad_lines, texts)) if texts else table
 
 
 def _with_one_end(path: Path, copy: Path) -> Path:
@@ -361,7 +360,7 @@ class Text(NamedTuple):
         return [(str(self.read), *each) for each in run(odd)]
 
 
-def _bad_lines(texts: Sequence[Text], run: Run) -> list[str]:
+def bad_lines(texts: Sequence[Text], run: Run) -> list[str]:
     """What is wrong with lines that are no rows."""
     problems, of_read = [], {str(text.read): text.path for text in texts}
     there = run("SELECT 1 FROM duckdb_tables() WHERE table_name = 'reject_errors'")

@@ -15,7 +15,7 @@ from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import checksum_of
 from lightning_gnn_dist.graph.storage.store import map_npy
-from lightning_gnn_dist.prepare.files.arrays import SPLITS, Progress
+from lightning_gnn_dist.prepare.arrays import SPLITS, Progress
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.graph.typed.types import GraphTypes

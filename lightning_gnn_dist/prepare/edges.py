@@ -16,10 +16,10 @@ from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, append, save, write_header
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
-from lightning_gnn_dist.prepare.files.arrays import Progress, RowFiles, check_num_nodes
-from lightning_gnn_dist.prepare.files.inputs import EdgeFiles, Inputs, Piece
-from lightning_gnn_dist.prepare.steps.journal import Journal
-from lightning_gnn_dist.prepare.steps.nodes import MAX_BYTES_AT_ONCE, Part
+from lightning_gnn_dist.prepare.arrays import Progress, RowFiles, check_num_nodes
+from lightning_gnn_dist.prepare.journal import Journal
+from lightning_gnn_dist.prepare.nodes import MAX_BYTES_AT_ONCE, Part
+from lightning_gnn_dist.prepare.plan import EdgeFiles, Piece, Plan
 
 
 @compiled
@@ -325,14 +325,14 @@ class EdgeSorting:
     """How the edges of a graph are sorted by receiver and sender.
 
     Args:
-        inputs: The files.
+        plan: The edges of each type.
         folder: The folder in which the work is done.
         draft: Gets the sorted edges of a graph without types.
         undirected: Add the reverse of every edge, and keep every edge once.
         memory_bytes: Bytes that reading and sorting may take.
     """
 
-    inputs: Inputs
+    plan: Plan
     folder: Path
     draft: Path
     undirected: bool
@@ -340,7 +340,7 @@ class EdgeSorting:
 
     def count(self, on_progress: OnProgress) -> int:
         """Count the nodes that the edges of a graph without types name."""
-        ((edge_type, files),) = self.inputs.edges.items()
+        ((edge_type, files),) = self.plan.edges.items()
         sort = self._sort(edge_type, files, {}, self.journal(edge_type))
         return sort.count(None, partial(on_progress, "counting edges"))
 
@@ -349,7 +349,7 @@ class EdgeSorting:
         journal, words = self.journal(edge_type), words_of(edge_type)
         if journal.get("is_sorted"):
             return
-        given = self.inputs.edges[as_read]
+        given = self.plan.edges[as_read]
         of_ends, flip = [parts[kind].num_all for kind in edge_type[::2]], given.flip or edge_type != as_read
         turned = replace(given, num_senders=of_ends[0], num_receivers=of_ends[1], flip=flip)
         files = self.files_of(edge_type, turned, parts, journal, on_progress)
@@ -378,7 +378,7 @@ class EdgeSorting:
 
     def out(self, edge_type: EdgeType) -> Path:
         """The folder of the sorted edges. Those of a graph without types are its rows already."""
-        return self.of_type(edge_type) / "sorted" if self.inputs.have_names else self.draft
+        return self.of_type(edge_type) / "sorted" if self.plan.have_names else self.draft
 
     def of_type(self, edge_type: EdgeType) -> Path:
         """The folder in which the edges of a type are worked on."""
@@ -400,14 +400,14 @@ class EdgeSorting:
             once=self.undirected,
             memory_bytes=self.memory_bytes,
             num_senders=num_ids or None,
-            number=None if self.inputs.have_names or not parts else parts[edge_type[0]].number,
+            number=None if self.plan.have_names or not parts else parts[edge_type[0]].number,
         )
 
     def _check_carried(self, files: EdgeFiles, journal: Journal) -> None:
         """Refuse what edges carry if it has a name, or values, that a graph cannot have: later only bytes are moved."""
         carried = files.carried.arrays
         convert.check_each_name(carried, allowed=())
-        check_times(carried, self.inputs.time, "edge")
+        check_times(carried, self.plan.time, "edge")
         if journal.get("is_carried_checked"):
             return
         for name, rows in carried.items():

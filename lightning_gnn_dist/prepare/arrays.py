@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_fits, check_instance, check_words
+from lightning_gnn_dist.checks import check_fits
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.files import open_file
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, append, write_header
@@ -35,27 +35,29 @@ ALIASES = {
 
 
 NO_CLASS = "-1"
+EDGES = "edge_index"  # without which there is no graph
 
 
-@dataclass(frozen=True)
-class Choice:
-    """What a user says of columns.
+class Drop:
+    """What to leave out. All is shown to it that could be, so that what is nowhere is refused.
 
     Args:
-        drop: Columns and arrays to leave out.
-        kinds: The kinds of features, where they are told.
+        names: Names of arrays and columns.
     """
 
-    drop: tuple[str, ...] = ()
-    kinds: Mapping[str, str] = field(default_factory=dict)
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.names, self.known = frozenset(names), set[str]()
 
+    def kept(self, names: Iterable[str]) -> list[str]:
+        """Those that are not left out."""
+        names = [*names]
+        self.known.update(name for name in names if name != EDGES)
+        return [name for name in names if name == EDGES or name not in self.names]
 
-def named_kinds(kinds: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Refuse what is no dict of words, and return it."""
-    if kinds is not None:
-        check_instance("kinds", kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
-        check_words("kinds", [*kinds, *kinds.values()], '{"zip": "category"}')
-    return kinds or {}
+    def check(self, where: Path) -> None:
+        """Refuse to leave out what is not there."""
+        if missing := sorted(self.names - self.known):
+            raise ValueError(f"{where} has no {missing[0]!r} to drop, but {sorted(self.known)}.")
 
 
 def purpose_of(name: str) -> str:
@@ -79,12 +81,6 @@ def check_num_nodes(count: int, who: str) -> None:
     if count < 1:
         raise ValueError(f"{who} {count:,} nodes, and a graph has at least 1.")
     check_fits(convert.BYTES_PER_NODE * count, f"{who} {count:,} nodes, numbered 0, 1, 2, ..., and their edges")
-
-
-def check_drop(drop: Collection[str], names: Collection[str], where: Path) -> None:
-    """Refuse to drop names that are not there."""
-    if missing := sorted(set(drop) - set(names)):
-        raise ValueError(f"{where} has no {missing[0]!r} to drop, but {sorted(names)}.")
 
 
 SPLIT_WORDS = {split: split for split in SPLITS} | {"valid": "val", "validation": "val"}
@@ -284,27 +280,20 @@ class GrowingArrays:
 Entry: TypeAlias = Path | NpyFile  # a file, a folder of several, or an array out of an archive
 
 
-def names_in(place: Path) -> list[str]:
-    """The names of all arrays."""
-    if place.suffix != ".npz" or place.is_dir():
-        return list(entries(place))
-    with _archive(place) as archive:
-        return list(archive.files)
-
-
-def entries(place: Path, drop: Collection[str] = ()) -> dict[str, Entry]:
+def entries(place: Path, drop: Drop | None = None) -> dict[str, Entry]:
     """Arrays by name: ``x.npy``, or ``x/`` with several files; those of an archive are read."""
+    drop = drop or Drop()
     if place.suffix == ".npz" and not place.is_dir():
         with _archive(place) as archive:
-            return {name: _loaded(place, name, archive[name]) for name in archive.files if name not in drop}
+            return {name: _loaded(place, name, archive[name]) for name in drop.kept(archive.files)}
     if not place.is_dir():
         raise ValueError(f"{place} holds no arrays: give a folder of .npy, an .npz, or a table.")
     folders = [path for path in place.iterdir() if path.is_dir() and any(path.iterdir())]
     files = [path for path in place.glob("*.npy") if not path.is_dir()]
     for path in (path for path in files if path.with_suffix("") in folders):
         raise ValueError(f"{path} and the folder {path.with_suffix('')} hold the same array: remove one of them.")
-    found = sorted([*files, *folders], key=lambda path: path.stem)
-    return {path.stem: path for path in found if path.stem not in drop}
+    found = {path.stem: path for path in sorted([*files, *folders], key=lambda path: path.stem)}
+    return {name: found[name] for name in drop.kept(found)}
 
 
 def number_in(rows: RowFiles) -> int:

@@ -18,9 +18,9 @@ from lightning_gnn_dist.graph.storage.store import map_npy, types_from
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
-from lightning_gnn_dist.prepare.files.arrays import Progress
-from lightning_gnn_dist.prepare.steps.describe import map_arrays
-from lightning_gnn_dist.prepare.steps.nodes import NodesOfType
+from lightning_gnn_dist.prepare.arrays import Progress
+from lightning_gnn_dist.prepare.describe import map_arrays
+from lightning_gnn_dist.prepare.nodes import NodesOfType
 
 
 @dataclass(frozen=True, eq=False)

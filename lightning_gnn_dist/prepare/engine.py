@@ -178,6 +178,7 @@ class Table:
         is_typed: Whether types are those of the file: then texts are words. Those of a text are found out.
         check: Refuses lines that are no rows, given what runs statements where they were read.
         lengths: Of several files the query of how many rows each has.
+        texts: The files of text that it is read from.
     """
 
     name: str
@@ -186,6 +187,7 @@ class Table:
     is_typed: bool = True
     check: Callable[[Run], list[str]] = lambda run: []
     lengths: Mapping[Path, str] = field(default_factory=dict)
+    texts: Sequence[Any] = ()
 
     def cells(self, column: str) -> Cells:
         """The cells of a column."""

@@ -19,8 +19,8 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import Column, save, write_at, write_header
 from lightning_gnn_dist.graph.storage.store import as_numpy
-from lightning_gnn_dist.prepare.files.arrays import SPLITS, Progress, RowFiles
-from lightning_gnn_dist.prepare.files.inputs import PYG, NodeFiles
+from lightning_gnn_dist.prepare.arrays import SPLITS, Progress, RowFiles
+from lightning_gnn_dist.prepare.plan import PYG, NodeFiles
 
 MAX_BYTES_AT_ONCE = 1 << 26
 NO_LABELS = "--split deals labelled nodes, and no node type has a label (a column or array y, or label)."

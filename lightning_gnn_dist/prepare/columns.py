@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.prepare.files.arrays import SPLIT_WORDS, SPLITS, check_classes, check_purposes, purpose_of
-from lightning_gnn_dist.prepare.tables.engine import (
+from lightning_gnn_dist.prepare.arrays import SPLIT_WORDS, SPLITS, check_classes, check_purposes, purpose_of
+from lightning_gnn_dist.prepare.engine import (
     COUNTS,
     DATES,
     WHOLE,
@@ -30,9 +30,8 @@ from lightning_gnn_dist.prepare.tables.engine import (
     numpy_of,
     places_of,
 )
-from lightning_gnn_dist.prepare.tables.text import WIDTH, hash_words
+from lightning_gnn_dist.prepare.text import WIDTH, hash_words
 
-KINDS = ("category", "number", "time", "text")
 MOST_WORDS = 1_000  # different ones of what is taken for a category unless it is said
 MOST = 100_000  # of a category, for each of which a model may learn a row
 NEARLY_ALL = 0.9  # of the cells of a column that is taken for one of numbers

@@ -1,0 +1,208 @@
+"""A database as a graph: rows become nodes, foreign keys edges in both directions, and questions nodes with answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.extensions.databases.encodings import Encoding, Encodings, encodings_of
+from lightning_gnn_dist.extensions.databases.keyed import Keyed, span_of
+from lightning_gnn_dist.extensions.databases.manifest import PLAIN, RELBENCH, AnswerSpec, Manifest, TableSpec, TaskSpec
+from lightning_gnn_dist.extensions.databases.questions import QUESTION, Questions
+from lightning_gnn_dist.graph.storage.npy import Column
+from lightning_gnn_dist.graph.typed.names import EdgeType, check_names
+from lightning_gnn_dist.graph.typed.tables import ANSWER, NEVER, TIME, Feature, Tables, TableTask, as_told
+from lightning_gnn_dist.prepare.arrays import Drop
+from lightning_gnn_dist.prepare.engine import WHOLE, Table
+from lightning_gnn_dist.prepare.plan import EdgeFiles, NodeFiles, Plan, TablePlan
+from lightning_gnn_dist.prepare.reading import columns_of
+from lightning_gnn_dist.prepare.text import embedding
+from lightning_gnn_dist.prepare.unpack import UNKNOWN, Ends, Unpacking
+
+UNITS = (
+    (10**8, "small numbers, such as days"),
+    (10**11, "seconds"),
+    (10**14, "milliseconds"),
+    (10**17, "microseconds"),
+)
+LAYOUTS = {RELBENCH: f"RelBench's layout ({RELBENCH}, db, tasks)", PLAIN: f"the tables that {PLAIN} describes"}
+
+
+def plan_of_database(folder: Path, drop: Drop) -> Plan:
+    """What a folder says of its tables. Columns that ``drop`` names are left out, wherever they are."""
+    manifest = Manifest.of(folder)
+    tables, kept = list[TableSpec](), set[str | None]()
+    for table in manifest.tables.values():
+        left = set(drop.kept(columns_of(table.path)))
+        tables.append(replace(table, columns=tuple(name for name in table.columns if name in left)))
+        kept |= {table.key, table.time_col, *table.fkeys}
+    drop.check(folder)
+    if wrong := sorted(name for name in drop.names if name in kept):
+        raise ValueError(
+            f"{folder}: {shown(wrong)} hold keys or times, which a graph is made of: they cannot be dropped."
+        )
+    nodes = {table.name: NodeFiles(table.path) for table in tables if table.kind is not None}
+    for task in manifest.tasks.values():
+        nodes[task.name] = NodeFiles(task.path, float_labels=task.task_type == "regression")
+    all_tables: list[TableSpec | TaskSpec | AnswerSpec] = [*tables]
+    for task in manifest.tasks.values():
+        all_tables.append(task)
+        if task.receiver is not None:
+            edges_of = {(task.name, ANSWER, task.receiver): (QUESTION, task.targets[0])}
+            all_tables.append(AnswerSpec(path=task.path, edges=edges_of, task=task))
+    edges: dict[EdgeType, EdgeFiles] = {each: EdgeFiles() for table in all_tables for each in table.all_edges}
+    if not edges:
+        raise ValueError(
+            f"{manifest.path} names no foreign keys and there is no task, so no row has to do with another."
+        )
+    check_names(tuple(nodes), tuple(edges))
+    time = TIME if any(table.time_col for table in all_tables) else None
+    unpacking = partial(DatabaseUnpacking, manifest)
+    layout = LAYOUTS[manifest.path.name]
+    return Plan(nodes, edges, layout, tuple(all_tables), time, unpacking=unpacking, lines=manifest.lines)
+
+
+class DatabaseUnpacking(Unpacking):
+    """The work of turning a database into arrays.
+
+    Args:
+        manifest: What is known of the tables; then what :class:`Unpacking` takes.
+    """
+
+    digits = True
+
+    def __init__(self, manifest: Manifest, *given: Any) -> None:
+        super().__init__(*given)
+        self.manifest, self.keyed, self.questions = manifest, list[Keyed](), dict[str, Questions]()
+        self.asked = dict[str, TableTask]()
+
+    def load(self, at: int, plan: Any) -> Table:
+        name = f"table {at}"
+        if isinstance(plan, AnswerSpec):
+            keyed, table = self.questions[plan.task.name].answer_table(name)
+            self.keyed.append(keyed)
+            return table
+        self.on_progress(f"looking at {plan.name}", 0.0)
+        if isinstance(plan, TaskSpec):
+            self.questions[plan.name] = Questions(self.work, name, plan, self.manifest)
+            self.keyed.append(self.questions[plan.name].keyed)
+        else:
+            keys = [*([plan.key] if plan.key else []), *plan.fkeys]
+            self.keyed.append(Keyed.load(self.work, name, plan.path, keys, plan.time_col))
+        if plan.kind is not None:
+            self.ids[plan.kind] = replace(self.ids[plan.kind], count=self.keyed[at].num_rows)
+        return self.keyed[at].table
+
+    @cached_property
+    def cut(self) -> int | None:
+        """The time from which on rows are in no statistics: as told, or that of the first question to validate."""
+        if self.manifest.val_time is not None:
+            return self.manifest.val_time
+        first = list[int]()
+        for task in self.manifest.tasks.values():
+            if task.time_col and "val" in task.files:
+                keyed = Keyed.load(self.work, f"cut {task.name}", task.files["val"], [], task.time_col)
+                self.work.check()
+                first += self.work.run(f"SELECT min({keyed.time}) FROM {keyed.table.name}")[0]
+        return min(first, default=None)
+
+    def carried(self, plan: TablePlan, made: Mapping[str, Column]) -> dict[str, Column]:
+        """What edges carry of the arrays of a table. A row that is asked about is seen whenever it was there."""
+        if isinstance(plan, TaskSpec) and TIME in made:
+            return {TIME: made[TIME] - 1}
+        return super().carried(plan, made)
+
+    def check_ends(self, table: Table, plan: Any) -> None:
+        """Keys were looked at when the table was loaded."""
+
+    def check_keys(self, at: int, end: str, kind: str, found: Ends, place: int) -> None:
+        """Note the keys that name no row. RelBench leaves them out."""
+        if found.lowest[place] == UNKNOWN and not self.manifest.may_dangle:
+            self.keyed[at].refuse_unknown(self.work, end, self.ids[kind], kind, self.manifest.tables[kind].key or "")
+
+    def columns(self, at: int, plan: Any, table: Table) -> Encodings:
+        if isinstance(plan, AnswerSpec):
+            return self.questions[plan.task.name].carried_by_answers()
+        if isinstance(plan, TaskSpec):
+            self.work.check()
+            columns, self.asked[plan.name] = self.questions[plan.name].columns()
+            return columns
+        keyed, asked, left_out = self.keyed[at], dict[str, str | None](), dict[str, str]()
+        for name in plan.columns:
+            cells = table.cells(name)
+            if name == plan.time_col and not keyed.are_dates:
+                continue
+            if cells.is_text or cells.is_date or cells.is_real or cells.type in WHOLE:
+                asked[name] = plan.kinds.get(name)
+            else:
+                left_out[name] = "holds lists, or the like"
+        seen = "true" if keyed.time is None else f"{keyed.time} < {NEVER if self.cut is None else self.cut}"
+        embed, hidden = embedding(self.manifest.text), self.manifest.hidden(plan.name)
+        features, others = encodings_of(self.work, table, asked, seen, plan.time_col, embed, hidden)
+        return Encodings(self.work, keyed.time, features, left_out | others)
+
+    def tell(self, at: int, plan: Any, columns: Any) -> dict[str, Any]:
+        if plan.kind is None or self.work.problems:
+            return {}
+        if isinstance(plan, TaskSpec):
+            return self.questions[plan.name].tell(self.place(at), self.asked[plan.name])
+        notes, times = [f"{plan.name}.{name} {why}: it is left out." for name, why in columns.left_out.items()], None
+        if (keyed := self.keyed[at]).time is not None:
+            of_rows = np.load(self.place(at) / "arrays" / f"{TIME}.npy", mmap_mode="r")
+            times = span_of(of_rows, keyed.are_dates)
+            if num_missing := int((of_rows == NEVER).sum()):
+                notes.append(f"{num_missing:,} rows of {plan.name} have no time, and no question sees them.")
+        widths, features = dict[str, int](), []
+        for each in (each for each in columns.all if isinstance(each, Encoding)):
+            for array, width in each.widths.items():
+                features.append(asdict(Feature(each.name, array, widths.get(array, 0), width, each.size)))
+                widths[array] = widths.get(array, 0) + width
+        return {"features": features, "notes": notes, "times": times}
+
+    def tables(self, made: Plan) -> Tables:
+        """What became of the tables, by what writing each of them has told."""
+        facts = {plan.kind: told for plan, told in zip(self.plan.tables, self.facts, strict=True) if plan.kind}
+        features = {
+            name: tuple(Feature(**each) for each in told["features"])
+            for name, told in facts.items()
+            if "features" in told
+        }
+        tasks = {name: TableTask(**told["task"]) for name, told in facts.items() if "task" in told}
+        notes = self.manifest.notes + tuple(note for told in facts.values() for note in told["notes"])
+        timed = tuple(name for name in features if facts[name]["times"] is not None)
+        seen = tuple(kind for kind in made.edges if kind not in {task.answers for task in tasks.values()})
+        return Tables(features, tasks, seen, self._span(facts), timed, notes)
+
+    def _span(self, facts: Mapping[str, Mapping[str, Any]]) -> float:
+        """The time from the earliest row to the cut, or to the latest row. Times of several units are refused."""
+        found = {name: told["times"] for name, told in facts.items() if told["times"]}
+        if not found:
+            return 1.0
+        units = {name: "seconds" if is_dates else _unit(last) for name, (_, last, is_dates) in found.items()}
+        told = {name: f"{name} ({as_told(first, d)} to {as_told(last, d)})" for name, (first, last, d) in found.items()}
+        (one, unit), *others = units.items()
+        for other, another in others:
+            if another != unit:
+                raise ValueError(
+                    f"{self.manifest.path}: times of {told[one]} are {unit}, and those of {told[other]} {another}: "
+                    "give all in one unit, or as dates."
+                )
+        earliest, latest = min(span[0] for span in found.values()), max(span[1] for span in found.values())
+        if self.cut is not None and not earliest < self.cut <= latest:
+            are_dates = any(span[2] for span in found.values())
+            at, first, last = (as_told(time, are_dates) for time in (self.cut, earliest, latest))
+            raise ValueError(
+                f"{self.manifest.path}: val_timestamp ({at}) is not among the times of rows and questions, {first} to "
+                f"{last}: rows before it are trained on, and later ones judge."
+            )
+        return float(max((latest if self.cut is None else self.cut) - earliest, 1))
+
+
+def _unit(time: int) -> str:
+    return next((name for most, name in UNITS if abs(time) < most), "nanoseconds")

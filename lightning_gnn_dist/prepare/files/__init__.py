@@ -1,1 +1,0 @@
-"""Readers of tables, Parquet, arrays and archives."""

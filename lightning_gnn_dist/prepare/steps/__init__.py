@@ -1,1 +1,0 @@
-"""The steps of preparing a graph: nodes, edges, sorting, merging; each goes on where its journal says."""

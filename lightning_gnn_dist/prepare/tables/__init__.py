@@ -1,1 +1,0 @@
-"""Tables: files of rows that DuckDB reads, and that become arrays of nodes and edges."""
