@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.prepare.arrays import Progress, RowFiles, check_num_nodes
 from lightning_gnn_dist.prepare.journal import Journal
 from lightning_gnn_dist.prepare.nodes import MAX_BYTES_AT_ONCE, Part
-from lightning_gnn_dist.prepare.plan import EdgeFiles, Piece, Plan
+from lightning_gnn_dist.prepare.plan import EdgeFiles, Plan
 
 
 @compiled
@@ -104,7 +104,6 @@ class MemoryTooSmall(ValueError):
     """Refuses work that more ``memory_bytes`` would finish: what is done stays."""
 
 
-@dataclass(frozen=True)
 class ExternalSort:
     """Turns a list of edges into ``indptr.npy`` and ``indices.npy``.
 
@@ -118,146 +117,115 @@ class ExternalSort:
         both_ways: Add the reverse of every edge.
         once: Keep each edge once.
         memory_bytes: Bytes that this may take, beside arrays of one entry per node.
-        num_senders: Senders lie below this number, if receivers are only some of the nodes, with numbers of their own.
         number: The id to write for each sender. Default: the sender's own.
     """
 
-    edges: EdgeFiles
-    journal: Journal
-    out: Path
-    both_ways: bool
-    once: bool
-    memory_bytes: int
-    num_senders: int | None = None
-    number: Column | None = None
+    def __init__(
+        self,
+        edges: EdgeFiles,
+        journal: Journal,
+        out: Path,
+        *,
+        both_ways: bool,
+        once: bool,
+        memory_bytes: int,
+        number: Column | None = None,
+    ) -> None:
+        self._edges, self._journal, self._out, self._memory_bytes = edges, journal, out, memory_bytes
+        self._both_ways, self._once, self._number = both_ways, once, number
+        self._width = edges.carried.bytes_per_edge
+        self._flag, self._at_once = int(self._width > 0), edges_at_once(memory_bytes, self._width)
+        self._degrees, self._buckets = journal.folder / "degrees.npy", journal.folder / "buckets"
+        arrays = edges.carried.arrays.items()
+        self._written = {out / "edges" / f"{name}.npy": (rows.files[0].dtype, rows.shape[1:]) for name, rows in arrays}
+        (out / "edges" if edges.carried.arrays else out).mkdir(parents=True, exist_ok=True)
 
     def count(self, num_nodes: int | None, progress: Progress) -> int:
         """Count the edges of every node, and return how many nodes there are."""
-        if self.journal.get("num_nodes") is not None:
-            return int(self.journal.get("num_nodes"))
+        if (known := self._journal.get("num_nodes")) is not None:
+            return int(known)
         degrees = np.zeros(num_nodes or FEWEST_PLACES, np.int64)
         seen = largest = 0
-        for piece in self.edges.pieces(self._edges_at_once):
+        for piece in self._edges.pieces(self._at_once):
             if num_nodes is None:
                 largest = max(largest, int(piece.sender.max(initial=-1)) + 1, int(piece.receiver.max(initial=-1)) + 1)
             if largest > degrees.size:
                 check_num_nodes(largest, f"{piece.file} names node {largest - 1}. It would be one of")
                 degrees = np.concatenate([degrees, np.zeros(max(largest, degrees.size), np.int64)])
-            for ends in (piece.receiver, piece.sender)[: 1 + self.both_ways]:
+            for ends in (piece.receiver, piece.sender)[: 1 + self._both_ways]:
                 count(ends, degrees)
             seen += piece.sender.size
-            progress(min(seen / max(self.edges.num_edges, 1), 1.0))
+            progress(min(seen / max(self._edges.num_edges, 1), 1.0))
         degrees = degrees[: num_nodes or largest]
         save(self._degrees, degrees)
-        self.journal.record([self._degrees], num_nodes=degrees.size, num_edges=seen)
+        self._journal.record([self._degrees], num_nodes=degrees.size, num_edges=seen)
         return degrees.size
 
-    def deal(self, progress: Progress) -> tuple[Column, list[int]]:
-        """Append every edge to the file of its bucket.
+    def run(self, num_nodes: int, on_progress: OnProgress, words: str) -> None:
+        """Count, deal every edge to the file of its bucket, and sort one bucket after the other."""
+        self.count(num_nodes, partial(on_progress, f"counting {words}"))
+        num_ids = max(self._edges.num_senders or 0, self._edges.num_receivers or 0) or self._journal.get("num_nodes")
+        bits = max(num_ids - 1, 1).bit_length() + self._flag  # of a key that are not the receiver's
+        bounds = cut_nodes(np.load(self._degrees), self._memory_bytes, self._width, 1 << min(64 - bits, 62))
+        sizes = self._deal(np.array(bounds), bits, partial(on_progress, f"dealing {words} into buckets"))
+        dtype = torch.empty(0, dtype=convert.index_dtype(num_ids)).numpy().dtype
+        for file, (kind, shape) in (self._written | {self._out / "indices.npy": (dtype, ())}).items():
+            file.unlink(missing_ok=True)
+            write_header(file, kind, (0, *shape))
+        indptr = np.zeros(bounds[-1] + 1, np.int64)
+        for bucket, size in enumerate(sizes):
+            rows = slice(bounds[bucket] + 1, bounds[bucket + 1] + 1)
+            indptr[rows] = self._sort(bucket, size, rows.stop - rows.start, bits, dtype)
+            on_progress(f"sorting {words}", (bucket + 1) / len(sizes))
+        np.cumsum(indptr, out=indptr)
+        save(self._out / "indptr.npy", indptr)
+        for file, (kind, shape) in (self._written | {self._out / "indices.npy": (dtype, ())}).items():
+            write_header(file, kind, (int(indptr[-1]), *shape))
 
-        Returns:
-            The first node of each bucket, with the end of the last one; and how many bytes of keys each has.
-        """
+    def _deal(self, bounds: Column, bits: int, progress: Progress) -> list[int]:
+        """Append every edge to the file of its bucket; return how many bytes of keys each has."""
         shutil.rmtree(self._buckets, ignore_errors=True)
         self._buckets.mkdir()
-        bounds = cut_nodes(np.load(self._degrees), self.memory_bytes, self._width, 1 << min(64 - self._bits, 62))
-        sizes, seen = [0] * (len(bounds) - 1), 0
+        sizes, seen, counted = [0] * (len(bounds) - 1), 0, self._journal.get("num_edges")
         bucket_of = np.repeat(np.arange(len(sizes), dtype=np.uint16), np.diff(bounds))
-        for piece in self.edges.pieces(self._edges_at_once):
-            self._deal_piece(piece, seen, np.array(bounds), bucket_of, sizes)
+        for piece in self._edges.pieces(self._at_once):
+            keys = np.empty(piece.sender.size * (1 + self._both_ways), np.uint64)
+            edges = np.empty(keys.size if self._width else 0, np.int64)
+            start = deal(*piece[:2], self._both_ways, bucket_of, bounds[:-1], bits, self._flag, keys, edges)
+            carried = self._edges.carried.read(seen, piece.sender.size) if self._width else None
+            for bucket in np.flatnonzero(np.diff(start)).tolist():
+                here = slice(int(start[bucket]), int(start[bucket + 1]))
+                append(self._buckets / str(bucket), keys[here])
+                if carried is not None:
+                    append(self._buckets / f"{bucket}.carried", carried[edges[here]])
+                sizes[bucket] += 8 * (here.stop - here.start)
             seen += piece.sender.size
-            progress(seen / max(self.journal.get("num_edges"), 1))
-        if seen != (counted := self.journal.get("num_edges")):
+            progress(seen / max(counted, 1))
+        if seen != counted:
             raise ValueError(f"{counted:,} edges were counted and {seen:,} read again: the files changed meanwhile.")
-        return np.array(bounds), sizes
+        return sizes
 
-    def _deal_piece(self, piece: Piece, first: int, bounds: Column, bucket_of: Column, sizes: list[int]) -> None:
-        keys = np.empty(piece.sender.size * (1 + self.both_ways), np.uint64)
-        edges = np.empty(keys.size if self._width else 0, np.int64)
-        start = deal(*piece[:2], self.both_ways, bucket_of, bounds[:-1], self._bits, int(self._width > 0), keys, edges)
-        carried = self.edges.carried.read(first, piece.sender.size) if self._width else None
-        for bucket in np.flatnonzero(np.diff(start)).tolist():
-            here = slice(int(start[bucket]), int(start[bucket + 1]))
-            append(self._bucket(bucket), keys[here])
-            if carried is not None:
-                append(self._carried_by(bucket), carried[edges[here]])
-            sizes[bucket] += 8 * (here.stop - here.start)
-
-    def sort(self, bounds: Column, sizes: list[int], progress: Progress) -> None:
-        """Sort one bucket after the other, append it to ``indices.npy``, and remove it; then write ``indptr.npy``."""
-        of_edges = self.edges.carried.arrays.items()
-        written = {self.out / "edges" / f"{name}.npy": (rows.files[0].dtype, rows.shape[1:]) for name, rows in of_edges}
-        written[self.out / "indices.npy"] = (self._dtype, ())
-        for file, (dtype, shape) in written.items():
-            file.unlink(missing_ok=True)
-            write_header(file, dtype, (0, *shape))
-        indptr = np.zeros(int(bounds[-1]) + 1, np.int64)
-        for bucket, size in enumerate(sizes):
-            indptr[bounds[bucket] + 1 : bounds[bucket + 1] + 1] = self._sort_bucket(
-                bucket, size, np.diff(bounds)[bucket]
-            )
-            self._bucket(bucket).unlink(missing_ok=True)
-            self._carried_by(bucket).unlink(missing_ok=True)
-            progress((bucket + 1) / len(sizes))
-        np.cumsum(indptr, out=indptr)
-        save(self.out / "indptr.npy", indptr)
-        for file, (dtype, shape) in written.items():
-            write_header(file, dtype, (int(indptr[-1]), *shape))
-
-    def _sort_bucket(self, bucket: int, size: int, num_rows: int) -> Column:
-        """Sort one bucket, append it to the arrays, and return the degrees of its rows."""
-        keys = _read_all(self._bucket(bucket), np.dtype(np.uint64), size)
-        order = order_of(keys, self._bits + int(num_rows).bit_length()) if self._width else np.empty(0, np.int64)
+    def _sort(self, bucket: int, size: int, num_rows: int, bits: int, dtype: np.dtype[Any]) -> Column:
+        """Sort one bucket, append it to the arrays, remove it, and return the degrees of its rows."""
+        files = self._buckets / str(bucket), self._buckets / f"{bucket}.carried"
+        keys, order = _read_all(files[0], np.dtype(np.uint64), size), np.empty(0, np.int64)
         if self._width:
+            order = order_of(keys, bits + num_rows.bit_length())
             keys = keys[order]
         else:
             keys.sort()
-        senders, degrees = np.empty(keys.size, self._dtype), np.zeros(num_rows, np.int64)
+        senders, degrees = np.empty(keys.size, dtype), np.zeros(num_rows, np.int64)
         places = np.empty(order.size, np.int64)
-        kept = unpack(keys, self._bits, int(self._width > 0), self.once, senders, degrees, places)
-        append(self.out / "indices.npy", senders[:kept] if self.number is None else self.number[senders[:kept]])
+        kept = unpack(keys, bits, self._flag, self._once, senders, degrees, places)
+        append(self._out / "indices.npy", senders[:kept] if self._number is None else self._number[senders[:kept]])
         if self._width:
-            carried = _read_all(self._carried_by(bucket), np.dtype(np.uint8), size // 8 * self._width)
+            carried = _read_all(files[1], np.dtype(np.uint8), size // 8 * self._width)
             carried = carried.reshape(-1, self._width)[order[places[:kept]]]
-            for name, rows in self.edges.carried.split(carried):
-                append(self.out / "edges" / f"{name}.npy", rows)
+            for name, rows in self._edges.carried.split(carried):
+                append(self._out / "edges" / f"{name}.npy", rows)
+        for file in files:
+            file.unlink(missing_ok=True)
         return degrees
-
-    @property
-    def _edges_at_once(self) -> int:
-        return edges_at_once(self.memory_bytes, self._width)
-
-    @property
-    def _width(self) -> int:
-        return self.edges.carried.bytes_per_edge
-
-    @property
-    def _bits(self) -> int:
-        """How many bits of a key are not the receiver's."""
-        return max(self._num_ids - 1, 1).bit_length() + (self._width > 0)
-
-    @property
-    def _dtype(self) -> np.dtype[np.int32] | np.dtype[np.int64]:
-        is_short = convert.index_dtype(self._num_ids) == torch.int32
-        return np.dtype(np.int32) if is_short else np.dtype(np.int64)
-
-    @property
-    def _num_ids(self) -> int:
-        return self.num_senders or int(self.journal.get("num_nodes"))
-
-    @property
-    def _degrees(self) -> Path:
-        return self.journal.folder / "degrees.npy"
-
-    @property
-    def _buckets(self) -> Path:
-        return self.journal.folder / "buckets"
-
-    def _bucket(self, bucket: int) -> Path:
-        return self._buckets / str(bucket)
-
-    def _carried_by(self, bucket: int) -> Path:
-        return self._buckets / f"{bucket}.carried"
 
 
 def order_of(keys: Column, bits: int) -> Column:
@@ -337,6 +305,7 @@ class EdgeSorting:
     draft: Path
     undirected: bool
     memory_bytes: int
+    adds_reverse: ClassVar[bool] = True  # or the reverse of every edge is among those that are sorted already
 
     def count(self, on_progress: OnProgress) -> int:
         """Count the nodes that the edges of a graph without types name."""
@@ -346,7 +315,7 @@ class EdgeSorting:
 
     def sort(self, edge_type: EdgeType, as_read: EdgeType, parts: Mapping[str, Part], on_progress: OnProgress) -> None:
         """Sort the edges of one type, with what they carry. Those of ``as_read`` are read, turned round if another."""
-        journal, words = self.journal(edge_type), words_of(edge_type)
+        journal = self.journal(edge_type)
         if journal.get("is_sorted"):
             return
         given = self.plan.edges[as_read]
@@ -354,10 +323,7 @@ class EdgeSorting:
         turned = replace(given, num_senders=of_ends[0], num_receivers=of_ends[1], flip=flip)
         files = self.files_of(edge_type, turned, parts, journal, on_progress)
         self._check_carried(files, journal)
-        sort = self._sort(edge_type, files, parts, journal)
-        sort.count(parts[edge_type[2]].size, partial(on_progress, f"counting {words}"))
-        bounds, sizes = sort.deal(partial(on_progress, f"dealing {words} into buckets"))
-        sort.sort(bounds, sizes, partial(on_progress, f"sorting {words}"))
+        self._sort(edge_type, files, parts, journal).run(parts[edge_type[2]].size, on_progress, words_of(edge_type))
         journal.record(sorted(self.out(edge_type).rglob("*.npy")), is_sorted=True)
 
     def files_of(
@@ -384,22 +350,14 @@ class EdgeSorting:
         """The folder in which the edges of a type are worked on."""
         return self.folder / "edges" / folder_of(edge_type)
 
-    @property
-    def both_ways(self) -> bool:
-        """Whether the reverse of every edge is still to be added."""
-        return self.undirected
-
     def _sort(self, edge_type: EdgeType, files: EdgeFiles, parts: Mapping[str, Part], journal: Journal) -> ExternalSort:
-        out, num_ids = self.out(edge_type), max(files.num_senders or 0, files.num_receivers or 0)
-        (out / "edges" if files.carried.arrays else out).mkdir(parents=True, exist_ok=True)
         return ExternalSort(
             files,
             journal,
-            out,
-            both_ways=self.both_ways,
+            self.out(edge_type),
+            both_ways=self.undirected and self.adds_reverse,
             once=self.undirected,
             memory_bytes=self.memory_bytes,
-            num_senders=num_ids or None,
             number=None if self.plan.have_names or not parts else parts[edge_type[0]].number,
         )
 

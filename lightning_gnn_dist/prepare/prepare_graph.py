@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
@@ -441,16 +441,6 @@ class Preparation:
         given = [self.source, self.nodes] if self.nodes else [self.source]
         paths = [path for each in given for path in (sorted(each.rglob("*")) if each.is_dir() else files_of(each))]
         files = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths if path.is_file()}
-        return {
-            "version": VERSION,
-            "files": files,
-            "undirected": self.undirected,
-            "split": self.split,
-            "seed": int(self.seed),
-            "drop": sorted(self.drop),
-            "kinds": dict(sorted(self.kinds.items())),
-            "float_labels": self.float_labels,
-            "time": self.time,
-            "reverse": self.reverse,
-            "shard": self.portion.facts,
-        }
+        without = ("source", "out", "shard", "nodes", "memory_bytes")
+        settings = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in without}
+        return {"version": VERSION, "files": files, **settings, "shard": self.portion.facts}

@@ -214,10 +214,10 @@ class Unpacking:
                 found |= {f"edges/{each[1]}/{name}": array for name, array in edges.items()}
             return found
 
-        cells = ({} if plan.kind is None else {"id": self.ids[plan.kind].key}) | cells_of(columns.all)
         of_keys = [(str(end), self.ids[kind]) for end, kind in named]
+        cells = {} if plan.kind is None else {"id": self.ids[plan.kind].key}
         for _ in columns.readings():
-            write_rows(work, table, cells, of_keys, folder, of, digits=self.digits)
+            write_rows(work, table, cells | cells_of(columns.all), of_keys, folder, of, digits=self.digits)
         for n, (end, kind) in enumerate(keys):
             if end is not None:
                 self.check_keys(at, end, kind, ends[[*plan.edges][n // 2]], n % 2)

@@ -35,7 +35,7 @@ Columns = dict[str, tuple[str, str]]  # the SQL of each there, and DuckDB's of w
 
 @dataclass
 class Asked:
-    """What a user says beside the connection.
+    """What a user says beside the connection, in a file of SQL or in a ``database.yaml`` with a folder ``tasks``.
 
     Args:
         said: The words of a ``database.yaml``.
@@ -53,47 +53,46 @@ class Asked:
 
     @classmethod
     def of(cls, path: Path | None) -> Asked:
-        """Read a file of SQL, or a ``database.yaml`` with the folder ``tasks`` beside it."""
+        """Read such a file."""
+        made = cls()
         if path is None:
-            return cls()
+            return made
+        made.text = path.read_text()
         if path.suffix == ".sql":
-            return cls._of_sql(path)
-        made, files = cls(_yaml(path.read_text(), path) or {}), sorted(path.parent.glob("tasks/*/*"))
-        made.text = path.read_text() + "".join(file.read_text() for file in files if file.suffix in (".sql", ".yaml"))
-        for file in files:
-            name = file.parent.name
-            if file.name == RELBENCH:
-                made.tasks[name] = _yaml(file.read_text(), file)
-            elif file.suffix == ".sql":
-                made.queries[f"{name}/{file.stem}"] = file.read_text()
-            else:
+            made._read_sql(path)
+            return made
+        made.said = _yaml(made.text, path) or {}
+        for file in sorted(path.parent.glob("tasks/*/*")):
+            if file.suffix not in (".sql", ".yaml"):
                 made.files.append(file)
+                continue
+            made.text += (text := file.read_text())
+            if file.name == RELBENCH:
+                made.tasks[file.parent.name] = _yaml(text, file)
+            elif file.suffix == ".sql":
+                made.queries[f"{file.parent.name}/{file.stem}"] = text
         return made
 
-    @classmethod
-    def _of_sql(cls, path: Path) -> Asked:
+    def _read_sql(self, path: Path) -> None:
         """A query stands below ``-- task: NAME`` and the words of its manifest; above all are those of the database."""
-        made, name, body = cls(text=path.read_text()), "", dict[str, list[str]]()
-        words: dict[str, list[str]] = {"": []}
-        for line in made.text.splitlines():
+        name, queries, words = "", dict[str, list[str]](), {"": list[str]()}
+        for line in self.text.splitlines():
             if found := TASK.match(line):
-                name = found[1]
-                if name in words:
+                if (name := found[1]) in words:
                     raise ValueError(f"{path} has two tasks called {name!r}: rename one of them.")
                 words[name] = []
-            elif body.get(name) or not line.startswith("--"):
-                body.setdefault(name, []).append(line)
+            elif queries.get(name) or not line.startswith("--"):
+                queries.setdefault(name, []).append(line)
             elif found := WORD.match(line):
                 words[name].append(found[1])
-        if "".join(body.pop("", [])).strip():
+        if "".join(queries.pop("", [])).strip():
             raise ValueError(f"{path} has a query that is of no task: write -- task: NAME above it, then its words.")
-        read = {each: _yaml("\n".join(lines), path) or {} for each, lines in words.items()}
-        made.said, made.tasks = read.pop("", {}), read
-        for name in made.tasks:
-            if not (query := "\n".join(body.get(name, [])).strip()):
+        self.tasks = {each: _yaml("\n".join(lines), path) or {} for each, lines in words.items()}
+        self.said = self.tasks.pop("", {})
+        for name in self.tasks:
+            if not (query := "\n".join(queries.get(name, [])).strip()):
                 raise ValueError(f"{path}: task {name!r} has no query.")
-            made.queries[f"{name}/labels"] = query
-        return made
+            self.queries[f"{name}/labels"] = query
 
 
 def _yaml(text: str, path: Path) -> Any:
@@ -117,6 +116,16 @@ class Reader:
         """The rows of a query of a few."""
         self.cursor.execute(sql)
         return list(self.cursor.fetchall())
+
+    def kinds(self, table: str) -> dict[str, str]:
+        """The types of the columns of a table, as the database calls them."""
+        raise NotImplementedError
+
+    def time_of(self, table: str) -> str | None:
+        """The first column of moments, or else of days."""
+        kinds = self.kinds(table)
+        moments = [name for name, kind in kinds.items() if kind.startswith(("timestamp", "datetime"))]
+        return next(iter([*moments, *(name for name, kind in kinds.items() if kind.startswith("date"))]), None)
 
     def write(self, sql: str, columns: Columns, target: Path) -> None:
         """Write what a query returns as Parquet."""
@@ -173,10 +182,8 @@ class SQLite(Reader):
             )
         return found
 
-    def times(self, table: str) -> list[str]:
-        named = self.rows(f"SELECT name, upper(type) FROM pragma_table_info({literal(table)})")
-        moments = [name for name, kind in named if kind.startswith(("TIMESTAMP", "DATETIME"))]
-        return moments + [name for name, kind in named if kind == "DATE"]
+    def kinds(self, table: str) -> dict[str, str]:
+        return dict(self.rows(f"SELECT name, lower(type) FROM pragma_table_info({literal(table)})"))
 
 
 class PostgreSQL(Reader):
@@ -214,10 +221,8 @@ class PostgreSQL(Reader):
             found[each.name] = cell + cast, cell
         return found
 
-    def times(self, table: str) -> list[str]:
-        of_kinds = {each.name: str(each.type) for each in self._schema(f"SELECT * FROM {quoted(table)}")}
-        moments = [name for name, kind in of_kinds.items() if kind.startswith("timestamp")]
-        return moments + [name for name, kind in of_kinds.items() if kind.startswith("date")]
+    def kinds(self, table: str) -> dict[str, str]:
+        return {each.name: str(each.type) for each in self._schema(f"SELECT * FROM {quoted(table)}")}
 
     def _schema(self, sql: str) -> Any:
         self.cursor.execute(f"SELECT * FROM ({sql}\n) AS q LIMIT 0")
@@ -241,46 +246,39 @@ def as_folder(
         questions: A file of SQL with a query for each task, or a ``database.yaml`` with tasks beside it.
         on_progress: Called with the name of a table that is copied, and the share of tables that is.
     """
-    asked = Asked.of(questions)
+    asked, draft = Asked.of(questions), folder.with_name(f"{folder.name}.copying")
     mark = hashlib.sha256(f"{connection}\n{asked.text}".encode()).hexdigest()
     if (folder / DONE).is_file() and (folder / DONE).read_text() == mark:
         return folder
     shutil.rmtree(folder, ignore_errors=True)
-    draft = folder.with_name(f"{folder.name}.copying")
     with _opened(connection) as source:
         shutil.rmtree(draft, ignore_errors=True)
         (draft / "db").mkdir(parents=True)
         tables, notes = _tables(source, asked.said.get("tables") or {})
         copies = dict[str, tuple[str, list[str]]]()  # the query of each table, and its columns of keys
         for name, spec in tables.items():
-            keys = [*filter(None, [spec.get("pkey")]), *spec.get("fkeys", {})]
-            order = f" ORDER BY {quoted(spec['pkey'])}" if spec.get("pkey") else ""
+            order = f" ORDER BY {quoted(spec['pkey'])}" if "pkey" in spec else ""
+            keys = [*([spec["pkey"]] if "pkey" in spec else []), *spec.get("fkeys", {})]
             copies[f"db/{name}"] = f"SELECT * FROM {quoted(name)}{order}", keys
         for name, sql in asked.queries.items():
-            task = asked.tasks.get(Path(name).parent.name, {})
-            keys = [str(word) for key, word in task.items() if key.endswith("entity_col")]
-            copies[f"tasks/{name}"] = _without_end(sql), keys
+            words = asked.tasks.get(Path(name).parent.name, {})
+            keys = [str(word) for key, word in words.items() if key.endswith("entity_col")]
+            lines = [line for line in sql.splitlines() if not line.lstrip().startswith("--")]
+            copies[f"tasks/{name}"] = "\n".join(lines).strip().rstrip(";"), keys
         for at, (name, (sql, keys)) in enumerate(copies.items()):
             on_progress(f"copying {name.partition('/')[2]}", at / len(copies))
             source.write(sql, source.columns(sql, keys), draft / f"{name}.parquet")
     on_progress("writing what was copied", 1.0)
     for file in asked.files:
-        target = draft / "tasks" / file.parent.name / file.name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(file, target)
-    for name, task in asked.tasks.items():
+        (draft / "tasks" / file.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, draft / "tasks" / file.parent.name / file.name)
+    for name, words in asked.tasks.items():
         (draft / "tasks" / name).mkdir(parents=True, exist_ok=True)
-        (draft / "tasks" / name / RELBENCH).write_text(yaml.safe_dump(task))
-    said = asked.said | {"tables": tables, "notes": notes}
-    (draft / PLAIN).write_text(yaml.safe_dump(said, sort_keys=False))
+        (draft / "tasks" / name / RELBENCH).write_text(yaml.safe_dump(words))
+    (draft / PLAIN).write_text(yaml.safe_dump(asked.said | {"tables": tables, "notes": notes}, sort_keys=False))
     (draft / DONE).write_text(mark)
     os.rename(draft, folder)
     return folder
-
-
-def _without_end(sql: str) -> str:
-    """A query without its semicolon, and without lines that are comments, which may stand behind it."""
-    return "\n".join(line for line in sql.splitlines() if not line.lstrip().startswith("--")).strip().rstrip(";")
 
 
 def _tables(source: Source, said: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
@@ -311,7 +309,7 @@ def _tables(source: Source, said: Mapping[str, Any]) -> tuple[dict[str, dict[str
             else:
                 why = "not by a key of one column" if target in of_all else "that is not read"
                 notes.append(f"{name}.{'/'.join(mine)} names rows of {target}, and {why}: it makes no edges.")
-        spec = {"pkey": keys.get(name), "time_col": next(iter(source.times(name)), None), "fkeys": fkeys}
+        spec = {"pkey": keys.get(name), "time_col": source.time_of(name), "fkeys": fkeys}
         spec |= said.get(name) or {}
         if spec["pkey"] is None and not spec["fkeys"]:
             notes.append(f"{name} has no key of one column: it is left out.")

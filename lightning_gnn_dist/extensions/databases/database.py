@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.extensions.databases.encodings import Encoding, Encodings, encodings_of
-from lightning_gnn_dist.extensions.databases.keyed import Keyed, span_of
+from lightning_gnn_dist.extensions.databases.columns import Encoding, Encodings, Keyed, encodings_of, span_of
 from lightning_gnn_dist.extensions.databases.manifest import PLAIN, RELBENCH, AnswerSpec, Manifest, TableSpec, TaskSpec
 from lightning_gnn_dist.extensions.databases.questions import QUESTION, Questions
 from lightning_gnn_dist.graph.storage.npy import Column

@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_gnn_dist.extensions.databases.encodings import Encodings
-from lightning_gnn_dist.extensions.databases.keyed import Keyed, span_of
+from lightning_gnn_dist.extensions.databases.columns import Encodings, Keyed, span_of
 from lightning_gnn_dist.extensions.databases.manifest import LABELS, Manifest, TaskSpec
 from lightning_gnn_dist.graph.storage.npy import Column, save
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, NEVER, TableTask, as_told

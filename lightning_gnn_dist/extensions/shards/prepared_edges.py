@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -37,13 +38,11 @@ def add_edges(senders: Column, receivers: Column, sums: Column) -> None:
 class ShardEdges(EdgeSorting):
     """Sorts the edges into the nodes of a shard."""
 
+    adds_reverse: ClassVar[bool] = False  # what was gathered is both
+
     def sort(self, edge_type: EdgeType, as_read: EdgeType, parts: Mapping[str, Part], on_progress: OnProgress) -> None:
         super().sort(edge_type, as_read, parts, on_progress)
         shutil.rmtree(self._gathered(edge_type), ignore_errors=True)
-
-    @property
-    def both_ways(self) -> bool:
-        return False  # what was gathered is both
 
     def files_of(
         self,

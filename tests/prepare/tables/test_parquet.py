@@ -147,13 +147,13 @@ def no_partner(folder: Path) -> str:
 
 def no_parquet(folder: Path) -> str:
     (folder / "e.parquet").write_text("source,target\n0,1\n")
-    return "e is no table, or is damaged"
+    return "e.parquet is no table, or is damaged"
 
 
 def truncated(folder: Path) -> str:
     path = write(folder / "e.parquet", edges())
     path.write_bytes(path.read_bytes()[:-9])
-    return "e is no table, or is damaged"
+    return "e.parquet is no table, or is damaged"
 
 
 def damaged_pages(folder: Path) -> str:
