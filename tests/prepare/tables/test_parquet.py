@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Graph, prepare_graph
-from lightning_gnn_dist.prepare.prepare_graph import Preparation
 from lightning_gnn_dist.prepare.engine import Work, duckdb_for
+from lightning_gnn_dist.prepare.prepare_graph import Preparation
 from lightning_gnn_dist.prepare.reading import count_columns, count_rows, is_parquet, load
 from tests.prepare.test_prepare_graph import content, prepared
 
