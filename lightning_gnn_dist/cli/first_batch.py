@@ -11,15 +11,14 @@ from pathlib import Path
 
 import torch
 
-from lightning_gnn_dist.engine import kernels
-from lightning_gnn_dist.engine.compiling import is_kept
+from lightning_gnn_dist.engine.compiling import is_kept_of
 
 _BATCH = 1024  # seeds, so that the loops for large batches are compiled, too
 
 
 def is_compiled() -> bool:
     """Return whether a first batch would find its loops."""
-    return is_kept(kernels.sample)
+    return is_kept_of("lightning_gnn_dist.engine.kernels", "sample")
 
 
 def compile_for(path: Path) -> None:

@@ -156,11 +156,6 @@ class RowFiles:
             raise ValueError(
                 f"{path} is a folder without .npy files, and one array is expected in it: --drop {path.stem}."
             )
-        return cls.of_files(files)
-
-    @classmethod
-    def of_files(cls, files: Sequence[NpyFile]) -> RowFiles:
-        """One array in several files, which must be alike."""
         for file in files:
             if (file.dtype, file.shape[1:]) != (files[0].dtype, files[0].shape[1:]):
                 raise ValueError(

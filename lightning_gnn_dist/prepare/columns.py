@@ -11,7 +11,7 @@ list      as many numbers as it is long
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -217,26 +217,20 @@ class Columns:
         kinds: Mapping[str, str] | None = None,
     ) -> None:
         self._work, self._table, self.made = work, table, list[Made]()
-        self._bad: list[tuple[str, str, str]] = []  # column, SQL, and what is wrong with it
-        roles = {name: None if plain else self._role(name, time) for name in names}
-        others = {name: role for name, role in roles.items() if role is not None}
-        features = [name for name in names if name not in others]
+        roles = {} if plain else {name: role for name in names if (role := _role(name, time))}
+        features = [name for name in names if name not in roles]
         arrays = {name: f"edge_{name.removeprefix('edge_')}" for name in features if of_edges}
-        masks = [f"{split}_mask" for split in SPLITS]
-        check_purposes(
-            (
-                (name, array)
-                for name in names
-                for array in (masks if roles[name] == self._split else [arrays.get(name, purpose_of(name))])
-            ),
-            table.source,
-        )
-        looks = work.look_at(table, others, COUNTS)[1] if others else {}
-        for name, role in others.items():
-            kind = self._kind_of_others(name, looks[name])
-            role(name, table.cells(name), kind, looks[name].longest or 0)
+        of_split = [(name, f"{split}_mask") for name, role in roles.items() if role == "split" for split in SPLITS]
+        purposes = [(name, arrays.get(name, purpose_of(name))) for name in names if roles.get(name) != "split"]
+        check_purposes([*of_split, *purposes], table.source)
+        looks = work.look_at(table, roles, COUNTS)[1] if roles else {}
+        bad = [each for name, role in roles.items() for each in self._make(name, role, looks[name])]
+        if bad:
+            found = work.look(table, ", ".join(f"count(*) FILTER ({sql})" for _, sql, _ in bad))
+            for (name, sql, what), count in zip(bad, found, strict=True):
+                if count:
+                    self._note(name, sql, what)
         self.features = [Feature(name, table.cells(name), array=arrays.get(name, "")) for name in features]
-        self._refuse()
         self._kinds = {name: kind for name, kind in (kinds or {}).items() if name in features}
         self._suspects = bool(self._kinds) or any(not _is_number(each.cells) for each in self.features)
         self._was_looked_at = False
@@ -333,73 +327,47 @@ class Columns:
             note(name, bad, "and times are dates, such as 2024-07-01.")
         return kind
 
-    def _role(self, name: str, time: str | None) -> Callable[..., None] | None:
-        """What makes an array of a column that is no feature."""
-        purpose = purpose_of(name)
-        if name == time:
-            return self._time
-        return {"y": self._label, "split": self._split}.get(purpose, self._mask if purpose.endswith("_mask") else None)
-
-    def _kind_of_others(self, name: str, look: Any) -> str:
-        """What cells hold: ``whole`` numbers, any ``number``, a ``word``, a ``list``."""
+    def _make(self, name: str, role: str, look: Any) -> Iterator[tuple[str, str, str]]:
+        """Make the arrays of a column that is no feature; yield its name, the SQL of cells that are bad, and why."""
+        cells, array = self._table.cells(name), purpose_of(name)
         self._check_lengths(name, look)
-        if self._table.cells(name).is_list:
-            return "list"
-        return "whole" if look.whole == look.there else "number" if look.numbers == look.there else "word"
-
-    def _time(self, name: str, cells: Cells, kind: str, width: int) -> None:
-        """Numbers, or dates, which become seconds since 1970."""
-        array, real = purpose_of(name), FLOAT if cells.type == "FLOAT" else DOUBLE
-        empty = f"{cells.name} IS NULL OR coalesce(isnan({cells.number}), false)"
-        self._bad.append((name, empty, "and every row needs a time: remove the row, or give one."))
-        if kind in ("list", "word"):
-            what = "and times are dates, such as 2024-07-01, or numbers, such as days or seconds since 1970."
-            self._bad.append((name, f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL", what))
-            self.made.append(Made(array, LONG, f"coalesce({cells.seconds}, 0)"))
-        elif kind == "whole":
-            self.made.append(Made(array, LONG, cells.whole))
-        else:
-            self.made.append(Made(array, real, cells.number))
-
-    def _label(self, name: str, cells: Cells, kind: str, width: int) -> None:
-        """Whole numbers, numbers, or words, which get numbers in their order. An empty cell is no label."""
+        are_whole, are_numbers = look.whole == look.there, look.numbers == look.there
         real = FLOAT if cells.type in ("FLOAT", "FLOAT[]") else DOUBLE
-        are_words = cells.is_text and self._table.is_typed
-        if kind == "list":
-            entries = LONG if cells.type.removesuffix("[]") in WHOLE else real
-            self.made.append(Made("y", entries, cells.name, width))
-        elif kind == "whole" and not are_words:
-            self.made.append(Made("y", LONG, f"coalesce({cells.whole}, -1)"))
-        elif kind == "number" and not are_words:
-            self.made.append(Made("y", real, f"coalesce({cells.number}, 'nan'::DOUBLE)"))
+        word, number = f"lower(coalesce({cells.word}, ''))", cells.number
+        if role == "time":  # numbers, or dates, which become seconds since 1970
+            empty = f"{cells.name} IS NULL OR coalesce(isnan({number}), false)"
+            yield name, empty, "and every row needs a time: remove the row, or give one."
+            if cells.is_list or not (are_whole or are_numbers):
+                what = "and times are dates, such as 2024-07-01, or numbers, such as days or seconds since 1970."
+                yield name, f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL", what
+                self.made.append(Made(array, LONG, f"coalesce({cells.seconds}, 0)"))
+            else:
+                self.made.append(Made(array, LONG, cells.whole) if are_whole else Made(array, real, number))
+        elif role == "y":  # whole numbers, numbers, or words, which get numbers in their order; an empty cell is none
+            are_words = (cells.is_text and self._table.is_typed) or not are_numbers
+            if cells.is_list:
+                entries = LONG if cells.type.removesuffix("[]") in WHOLE else real
+                self.made.append(Made("y", entries, cells.name, look.longest or 0))
+            elif are_whole and not (cells.is_text and self._table.is_typed):
+                self.made.append(Made("y", LONG, f"coalesce({cells.whole}, -1)"))
+            elif not are_words:
+                self.made.append(Made("y", real, f"coalesce({number}, 'nan'::DOUBLE)"))
+            else:
+                rows = f"SELECT DISTINCT {cells.word} FROM {self._table.name} WHERE {cells.name} IS NOT NULL ORDER BY 1"
+                words = [each for (each,) in self._work.run(rows)]
+                check_classes(words, f"{self._table.source}: column {name!r}")
+                self.made.append(Made("y", LONG, cells.word, words=words))
+        elif role == "split":
+            known = ", ".join(map(literal, [*SPLIT_WORDS, *NO_SPLIT]))
+            yield name, f"{word} NOT IN ({known})", "which is no split: train, val, test or nothing is known."
+            for split in SPLITS:
+                of_split = ", ".join(literal(each) for each, meant in SPLIT_WORDS.items() if meant == split)
+                self.made.append(Made(f"{split}_mask", BOOL, f"{word} IN ({of_split})"))
         else:
-            rows = f"SELECT DISTINCT {cells.word} FROM {self._table.name} WHERE {cells.name} IS NOT NULL ORDER BY 1"
-            words = [word for (word,) in self._work.run(rows)]
-            check_classes(words, f"{self._table.source}: column {name!r}")
-            self.made.append(Made("y", LONG, cells.word, words=words))
-
-    def _split(self, name: str, cells: Cells, kind: str, width: int) -> None:
-        word = f"lower(coalesce({cells.word}, ''))"
-        known = ", ".join(map(literal, [*SPLIT_WORDS, *NO_SPLIT]))
-        self._bad.append((name, f"{word} NOT IN ({known})", "which is no split: train, val, test or nothing is known."))
-        for split in SPLITS:
-            words = ", ".join(literal(each) for each, meant in SPLIT_WORDS.items() if meant == split)
-            self.made.append(Made(f"{split}_mask", BOOL, f"{word} IN ({words})"))
-
-    def _mask(self, name: str, cells: Cells, kind: str, width: int) -> None:
-        word, number = f"lower({cells.word})", cells.number
-        marked, unmarked = (f"({word} = {literal(a)} OR {number} = {b})" for a, b in (("true", 1), ("false", 0)))
-        bad = f"NOT coalesce({marked} OR {unmarked}, false)"
-        self._bad.append((name, bad, "and a mask holds 0 and 1, or False and True."))
-        self.made.append(Made(purpose_of(name), BOOL, f"coalesce({marked}, false)"))
-
-    def _refuse(self) -> None:
-        """Note all cells that are bad, by one look at them all."""
-        if self._bad:
-            found = self._work.look(self._table, ", ".join(f"count(*) FILTER ({bad})" for _, bad, _ in self._bad))
-            for (name, bad, what), count in zip(self._bad, found, strict=True):
-                if count:
-                    self._note(name, bad, what)
+            marked, unmarked = (f"({word} = {literal(a)} OR {number} = {b})" for a, b in (("true", 1), ("false", 0)))
+            bad = f"NOT coalesce({marked} OR {unmarked}, false)"
+            yield name, bad, "and a mask holds 0 and 1, or False and True."
+            self.made.append(Made(array, BOOL, f"coalesce({marked}, false)"))
 
     def _check_lengths(self, name: str, look: Any) -> None:
         if look.shortest != look.longest:
@@ -410,6 +378,14 @@ class Columns:
 
     def _tell(self, name: str, what: str) -> None:
         self._work.problems.append(f"{self._table.source}: column {name!r} {what}")
+
+
+def _role(name: str, time: str | None) -> str:
+    """What a column is beside a feature: ``time``, ``y``, ``split``, ``mask``, or nothing."""
+    purpose = purpose_of(name)
+    if name == time:
+        return "time"
+    return purpose if purpose in ("y", "split") else "mask" if purpose.endswith("_mask") else ""
 
 
 def _is_number(cells: Cells) -> bool:

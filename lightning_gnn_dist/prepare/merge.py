@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,49 +22,37 @@ from lightning_gnn_dist.prepare.describe import map_arrays
 from lightning_gnn_dist.prepare.nodes import NodesOfType
 
 
-@dataclass(frozen=True, eq=False)
 class SortedEdges:
-    """The edges of one type, sorted by receiver and sender, each counted in its type.
+    """The edges of one type, sorted by receiver and sender, each counted in its type, of which pieces are written.
 
     Args:
-        indptr: Where each receiver's row starts.
-        senders: The senders, row after row.
-        arrays: What the edges carry.
-        times: The time of each edge, or None.
-        times_of_senders: The time of each node of the source type, where edges have none.
+        folder: Where they were sorted into.
+        target: Gets what they carry.
+        time: The array of times, if there is one.
+        senders: The nodes of the source type, which may have times where edges have none.
     """
 
-    indptr: Column
-    senders: Column
-    arrays: dict[str, Column]
-    times: Column | None
-    times_of_senders: Column | None
-
-    @classmethod
-    def of(cls, folder: Path, time: str | None, senders: NodesOfType) -> SortedEdges:
-        """Map what was sorted into a folder, and load where rows start, and the times of senders that are needed."""
-        arrays = {file.stem: map_npy(file) for file in sorted((folder / "edges").glob("*.npy"))}
-        times = None if time is None else arrays.get(time)
-        own = None if times is not None else senders.times(time)
-        return cls(np.load(folder / "indptr.npy"), map_npy(folder / "indices.npy"), arrays, times, own)
-
-    def begin(self, target: Path) -> None:
-        """Make the files of what the edges carry, without their rows."""
+    def __init__(self, folder: Path, target: Path, time: str | None, senders: NodesOfType) -> None:
+        self.indptr: Column = np.load(folder / "indptr.npy")
+        self._senders = map_npy(folder / "indices.npy")
+        self._arrays = {target / file.name: map_npy(file) for file in sorted((folder / "edges").glob("*.npy"))}
+        self._times = self._arrays.get(target / f"{time}.npy")
+        self._times_of_senders = senders.times(time) if self._times is None else None
         target.mkdir(parents=True)
-        for name, array in self.arrays.items():
-            write_header(target / f"{name}.npy", array.dtype, array.shape)
+        for file, array in self._arrays.items():
+            write_header(file, array.dtype, array.shape)
 
-    def rows(self, rows: slice, target: Path) -> tuple[Column, Column]:
+    def rows(self, rows: slice) -> tuple[Column, Column]:
         """Receiver and sender of each edge into some nodes, by time; what these edges carry is written."""
         edges = slice(int(self.indptr[rows.start]), int(self.indptr[rows.stop]))
-        senders = self.senders[edges]
+        senders = self._senders[edges]
         row = np.repeat(np.arange(rows.start, rows.stop), np.diff(self.indptr[rows.start : rows.stop + 1]))
-        times = None if self.times is None else self.times[edges]
-        if self.times_of_senders is not None:
-            times = self.times_of_senders[senders]
+        times = None if self._times is None else self._times[edges]
+        if self._times_of_senders is not None:
+            times = self._times_of_senders[senders]
         order = None if times is None else np.lexsort((times, row))  # stable: equal times stay in order of senders
-        for name, array in self.arrays.items():
-            append(target / f"{name}.npy", array[edges] if order is None else array[edges][order])
+        for file, array in self._arrays.items():
+            append(file, array[edges] if order is None else array[edges][order])
         return row, senders if order is None else senders[order]
 
 
@@ -106,13 +93,15 @@ def merge_types(
     append(draft / "indptr.npy", np.zeros(1, np.int64))
     done = 0
     for kind, part in parts.items():
-        into = {each: SortedEdges.of(folders[each], time, nodes[each[0]]) for each in folders if each[2] == kind}
-        for edge_type, edges in into.items():
-            edges.begin(draft / "edges" / folder_of(edge_type))
+        into = {
+            each: SortedEdges(folder, draft / "edges" / folder_of(each), time, nodes[each[0]])
+            for each, folder in folders.items()
+            if each[2] == kind
+        }
         indptr = sum((edges.indptr for edges in into.values()), np.zeros(part.size + 1, np.int64))
         append(draft / "indptr.npy", indptr[1:] + done)
         for rows in row_slices(torch.from_numpy(indptr)):
-            pieces = [edges.rows(rows, draft / "edges" / folder_of(of)) for of, edges in into.items()]
+            pieces = [edges.rows(rows) for edges in into.values()]
             order = np.argsort(_joined([row for row, _ in pieces], np.dtype(np.int64)), kind="stable")
             senders = [
                 parts[of[0]].renumbered(ids) + np.int64(first[of[0]]) for (_, ids), of in zip(pieces, into, strict=True)

@@ -274,8 +274,8 @@ def test_kernels_are_kept_for_every_environment_of_the_user(tmp_path: Path, monk
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     one, other = tmp_path / "one", tmp_path / "other"
     kernel = installed(one, 1, monkeypatch)
-    assert not compiling.is_kept(kernel)
-    assert compiled_anew(kernel, 2) and compiling.is_kept(kernel)
+    assert not compiling.is_kept(kernel) and not compiling.is_kept_of("of_this_test", "plus")
+    assert compiled_anew(kernel, 2) and compiling.is_kept(kernel) and compiling.is_kept_of("of_this_test", "plus")
     assert not compiled_anew(installed(other, 1, monkeypatch), 2), "of another environment"
     assert compiled_anew(installed(other, 40, monkeypatch), 41), "of another version"
     (one / "of_this_test.py").unlink()

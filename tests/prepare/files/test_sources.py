@@ -162,6 +162,8 @@ def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
         ("Source,source,target\n0,1,0\n", None, r"\['Source', 'source'\], each of which may be an end"),
         ("a,b\n0,1\n", "id,node,f\n0,1,1\n1,0,1\n", r"\['id', 'node'\], each of which may say what node"),
         ("a,b\n0,1\n", "id,f\n0,1\n1,1e39\n", "'f' holds '1e39' in row 2, which is no finite float32"),
+        ("a,b\n0,1\n", "id,label,f\n0,a,nan\n1,b,2\n", r"nodes\.csv: column 'f' holds 'nan' in row 1"),
+        ("a,b,weight\n0,1,1.0\n1,2,nan\n", None, r"edges\.csv: column 'weight' holds 'nan' in row 2"),
     ],
 )
 def test_what_is_wrong_in_a_table_is_named(edges: str, nodes: str | None, message: str, tmp_path: Path) -> None:
@@ -353,35 +355,7 @@ def test_a_saved_graph_is_no_source(tmp_path: Path) -> None:
         read(tmp_path / "graph")
 
 
-NODES = ["id,label,f", "0,a,1", "1,b,2", "2,c,3"]
-
-
-@pytest.mark.parametrize(
-    ("row", "text", "message"),
-    [
-        (3, "2,c,nan", r"nodes\.csv: column 'f' holds 'nan' in row 3"),
-        (1, "0,a,inf", r"nodes\.csv: column 'f' holds 'inf' in row 1"),
-    ],
-)
-def test_cells_that_say_nothing_are_refused(row: int, text: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "edges.csv").write_text("source,target,weight\n0,1,1.0\n1,2,2.0\n")
-    nodes = [*NODES[:row], text, *NODES[row + 1 :]]
-    (tmp_path / "nodes.csv").write_text("\n".join(nodes) + "\n")
-    with pytest.raises(ValueError, match=message):
-        read(tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv")
-
-
-@pytest.mark.parametrize(("labels", "y"), [(["a", "", "c"], [0, -1, 1]), (["4", "", "2"], [4, -1, 2])])
-def test_an_empty_label_is_no_label(labels: list[str], y: list[int], tmp_path: Path) -> None:
-    (tmp_path / "edges.csv").write_text("source,target\n0,1\n1,2\n")
-    (tmp_path / "nodes.csv").write_text("id,label\n" + "".join(f"{at},{each}\n" for at, each in enumerate(labels)))
-    assert read(tmp_path / "edges.csv", nodes=tmp_path / "nodes.csv").node_arrays["y"].tolist() == y
-
-
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "edges.csv").write_text("source,target,weight\n0,1,1.0\n1,2,nan\n")
-    with pytest.raises(ValueError, match=r"edges\.csv: column 'weight' holds 'nan' in row 2"):
-        read(tmp_path / "edges.csv")
     edges = np.array([[0, 1], [1, 2]])
     np.savez(tmp_path / "graph.npz", edge_index=edges, y=np.zeros(3, int), edge_weight=np.array([1.0, np.inf]))
     with pytest.raises(ValueError, match=r"edge_weight holds NaN or infinite values \(the first at edge 1\)"):
