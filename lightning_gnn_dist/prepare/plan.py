@@ -44,7 +44,6 @@ from lightning_gnn_dist.prepare.reading import (
     name_of,
 )
 
-ALL = range(1 << 62)  # edges, however many there are
 PYG = {".pt", ".pth"}
 NODE, EDGE = OneType.node_types[0], OneType.edge_types[0]
 DATABASES = {  # who reads a folder with such a file
@@ -86,15 +85,12 @@ class EdgeFiles:
     def num_edges(self) -> int:
         return sum(map(count_edges, self.files))
 
-    def pieces(self, edges_at_once: int, within: range = ALL) -> Iterator[Piece]:
-        """Yield the edges, or those in a range of all, in the same pieces every time."""
-        begin = 0
+    def pieces(self, edges_at_once: int) -> Iterator[Piece]:
+        """Yield the edges, in the same pieces every time."""
         for array in self.files:
             count = count_edges(array)
-            run = range(max(within.start - begin, 0), min(within.stop - begin, count))
-            for first in run[::edges_at_once]:
-                yield self._checked(Piece(*_read(array, first, min(edges_at_once, run.stop - first)), array.path))
-            begin += count
+            for first in range(0, count, edges_at_once):
+                yield self._checked(Piece(*_read(array, first, min(edges_at_once, count - first)), array.path))
 
     def _checked(self, piece: Piece) -> Piece:
         """Refuse ends that are no nodes, and turn the edges round if so said."""

@@ -48,12 +48,6 @@ def is_table(path: Path) -> bool:
     return _kind(path) is not None
 
 
-def is_one_table(path: Path) -> bool:
-    """Whether ``path`` is a table whose texts, if there are several, have the same columns."""
-    kind, files = _kind(path), files_of(path)
-    return kind is not None and (kind is not TEXTS or len({frozenset(heading_of(file).names) for file in files}) == 1)
-
-
 def _kind(path: Path) -> frozenset[str] | None:
     """The suffixes of the kind of files that a table is in."""
     suffixes = {_suffix(file) for file in files_of(path)}
