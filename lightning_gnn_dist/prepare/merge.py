@@ -93,11 +93,9 @@ def merge_types(
     append(draft / "indptr.npy", np.zeros(1, np.int64))
     done = 0
     for kind, part in parts.items():
-        into = {
-            each: SortedEdges(folder, draft / "edges" / folder_of(each), time, nodes[each[0]])
-            for each, folder in folders.items()
-            if each[2] == kind
-        }
+        own = [each for each in folders if each[2] == kind]
+        places = {each: (folders[each], draft / "edges" / folder_of(each)) for each in own}
+        into = {each: SortedEdges(*place, time, nodes[each[0]]) for each, place in places.items()}
         indptr = sum((edges.indptr for edges in into.values()), np.zeros(part.size + 1, np.int64))
         append(draft / "indptr.npy", indptr[1:] + done)
         for rows in row_slices(torch.from_numpy(indptr)):

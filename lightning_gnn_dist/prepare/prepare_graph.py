@@ -200,13 +200,12 @@ def prepare_graph(
 
     Args:
         source: A ``Data`` or ``HeteroData`` that ``torch.save`` saved (``.pt``); a ``.npy`` of edges, of shape (2, E)
-            or (E, 2); a table (CSV, TSV, Parquet), or a frame of Arrow, pandas or Polars; a folder of arrays, or of
-            tables; or an ``.npz`` or folder with ``edge_index.npy`` (or a folder of files) and arrays per node:
-            ``x.npy`` (or a folder), ``y.npy``, ``train_mask.npy`` or ``train_idx.npy``, ... Of several types a folder
-            with folders ``nodes`` and ``edges``: for each type a table, text or Parquet, or an ``.npz`` or folder of
-            such arrays. Rows of nodes have an id; edges are called ``<source type>__<name>__<destination type>``. Where
-            nodes are arrays, their ids count from 0. Tables with keys: RelBench's folder, one with a ``database.yaml``,
-            or a connection, ``sqlite:///shop.db``. A table may be a pattern (``edges/*.csv``), or a list of files.
+            or (E, 2); a table (CSV, TSV, Parquet), or a frame of Arrow, pandas or Polars; a folder of one of these; or
+            an ``.npz`` or folder with ``edge_index`` and arrays per node: ``x.npy`` (or a folder), ``train_mask.npy``
+            or ``train_idx.npy``, ... Of several types a folder with folders ``nodes`` and ``edges``: for each type a
+            table, or such arrays. Rows of nodes have an id; edges are called ``<source type>__<name>__<destination
+            type>``. Where nodes are arrays, ids count from 0. Tables with keys: RelBench's folder, one with a
+            ``database.yaml``, or a connection, ``sqlite:///shop.db``. A table may be a pattern, or a list of files.
         out: The directory to write. Of a shard that of all shards: this host gets ``shares.json`` and its own.
         shard: Which shard to write, a :class:`OneShard`, instead of the whole graph. Each host reads all files and
             keeps its own nodes and the edges into them. Without types, arrays of edges must be dropped.
@@ -226,16 +225,21 @@ def prepare_graph(
         on_progress: Called with the name of the stage and the share of it that is done.
     """
     check_words("drop", drop, '["x", "y"]')
-    if kinds is not None:
-        check_instance("kinds", kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
-        check_words("kinds", [*kinds, *kinds.values()], '{"zip": "category"}')
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     check_true_or_false(overwrite=overwrite)
     out = check_folder("out", out)
     with as_files(out, {"source": source, "nodes": nodes}, tasks, on_progress, is_whole=shard is None) as files:
-        settings = undirected, time, reverse, split, seed, tuple(drop), kinds or {}, float_labels, memory_bytes
+        settings = undirected, time, reverse, split, seed, tuple(drop), _named(kinds), float_labels, memory_bytes
         preparation = Preparation(files["source"], out, shard, files.get("nodes"), *settings)
         preparation.run(on_progress, overwrite=overwrite)
+
+
+def _named(kinds: Mapping[str, str] | None) -> Mapping[str, str]:
+    """Refuse kinds that are no dict of words, and return them."""
+    if kinds is not None:
+        check_instance("kinds", kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
+        check_words("kinds", [*kinds, *kinds.values()], '{"zip": "category"}')
+    return kinds or {}
 
 
 @dataclass(frozen=True)
