@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
@@ -65,6 +65,19 @@ VERSION = 7  # of unfinished work: raise it when a new release cannot go on with
 OnColumns: TypeAlias = Callable[[list[tuple[str, str, str]]], None]  # a table, a column, and what it becomes
 DEFAULT_MEMORY = 2_000_000_000
 LEAST_ROOM = 1 << 28  # bytes for the work, however much the process holds
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a user says of columns.
+
+    Args:
+        drop: Columns and arrays to leave out.
+        kinds: The kinds of features, where they are told.
+    """
+
+    drop: tuple[str, ...] = ()
+    kinds: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -227,9 +240,9 @@ def prepare_graph(
     check_words("drop", drop, '["x", "y"]')
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     check_true_or_false(overwrite=overwrite)
-    out = check_folder("out", out)
+    out, choice = check_folder("out", out), Choice(tuple(drop), _named(kinds))
     with as_files(out, {"source": source, "nodes": nodes}, tasks, on_progress, is_whole=shard is None) as files:
-        settings = undirected, time, reverse, split, seed, tuple(drop), _named(kinds), float_labels, memory_bytes
+        settings = undirected, time, reverse, split, seed, choice, float_labels, memory_bytes
         preparation = Preparation(files["source"], out, shard, files.get("nodes"), *settings)
         preparation.run(on_progress, overwrite=overwrite)
 
@@ -255,8 +268,7 @@ class Preparation:
     reverse: bool = False
     split: Sequence[float] | None = None
     seed: Seed = 0
-    drop: tuple[str, ...] = ()
-    kinds: Mapping[str, str] = field(default_factory=dict)
+    choice: Choice = field(default_factory=Choice)
     float_labels: bool = False
     memory_bytes: Count = DEFAULT_MEMORY
 
@@ -283,11 +295,11 @@ class Preparation:
             raise ValueError(
                 "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
             )
-        if self.kinds and (plan.unpacking is not None or not plan.tables):
+        if self.choice.kinds and (plan.unpacking is not None or not plan.tables):
             which = "has no tables" if plan.unpacking is None else "says itself what columns are (columns: ...)"
             raise ValueError(f"--as says what columns of tables are, and {source} {which}: leave it out.")
-        names = {name for table in plan.tables for name in columns_of(table.path)} if self.kinds else set()
-        for name, kind in self.kinds.items():
+        names = {name for table in plan.tables for name in columns_of(table.path)} if self.choice.kinds else set()
+        for name, kind in self.choice.kinds.items():
             if kind not in KINDS:
                 raise ValueError(f"--as: {name!r} must be one of {shown(list(KINDS))}, got {shown(kind)}.")
             if name not in names:
@@ -322,7 +334,7 @@ class Preparation:
     @cached_property
     def plan(self) -> Plan:
         """What the source holds."""
-        return plan_of(self.source, self.nodes, self.drop, self.time, self.kinds)
+        return plan_of(self.source, self.nodes, self.choice.drop, self.time, self.choice.kinds)
 
     def estimate(self) -> Estimate:
         """Estimate disk space and time, from the headers of the files."""
@@ -445,6 +457,6 @@ class Preparation:
         given = [self.source, self.nodes] if self.nodes else [self.source]
         paths = [path for each in given for path in (sorted(each.rglob("*")) if each.is_dir() else files_of(each))]
         files = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths if path.is_file()}
-        without = ("source", "out", "shard", "nodes", "memory_bytes")
+        without = ("source", "out", "shard", "nodes", "choice", "memory_bytes")
         settings = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in without}
-        return {"version": VERSION, "files": files, **settings, "shard": self.portion.facts}
+        return {"version": VERSION, "files": files, **settings, **asdict(self.choice), "shard": self.portion.facts}
