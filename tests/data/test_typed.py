@@ -328,28 +328,20 @@ def test_copies_go_together_and_other_types_do_not_make_false_what_is_false() ->
     assert split.graph.to_pyg()["a", "near", "b"].edge_index.shape == (2, 24)
 
 
-def test_a_reverse_is_found_by_its_links() -> None:
-    split = lgd.split_edges(lgd.Graph.from_pyg(renamed("by")), negatives=2, edge_type=WRITES)
-    assert split.reverse == ("paper", "by", "author")
-    kept = pairs(split.graph.to_pyg()[WRITES].edge_index)
-    assert pairs(split.graph.to_pyg()["paper", "by", "author"].edge_index) == turned(kept)
-    back = lgd.split_edges(lgd.Graph.from_pyg(renamed("by")), negatives=2, edge_type=("paper", "by", "author"))
-    assert back.reverse == WRITES
-    assert lgd.split_edges(graph(), negatives=2, edge_type=BACK).reverse == WRITES
-    some, read_by = renamed("read_by"), ("paper", "read_by", "author")
-    of_all = some[read_by].edge_index
-    some[read_by].edge_index = of_all[:, of_all.shape[1] // 2 + 9 :]  # fewer than half, so these are others
-    assert lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES).reverse is None
-    some[read_by].edge_index = of_all[:, 5:]
-    with pytest.raises(ValueError, match=r"'read_by', .* has \d+ of the \d+ links of .* reverse=None says"):
+def test_a_reverse_of_another_name_is_named() -> None:
+    some, by = renamed("by"), ("paper", "by", "author")
+    with pytest.raises(ValueError, match=r"'by', .* has (\d+) of the \1 links of .* reverse=None says"):
         lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES)
-    assert lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=read_by).reverse == read_by
+    split = lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=by)
+    kept = pairs(split.graph.to_pyg()[WRITES].edge_index)
+    assert split.reverse == by and pairs(split.graph.to_pyg()[by].edge_index) == turned(kept)
+    assert lgd.split_edges(graph(), negatives=2, edge_type=BACK).reverse == WRITES
+    of_all = some[by].edge_index
+    some[by].edge_index = of_all[:, of_all.shape[1] // 2 + 9 :]  # fewer than half, so these are others
+    assert lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES).reverse is None
+    some[by].edge_index = of_all[:, 5:]
+    assert lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=by).reverse == by
     assert lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=None).reverse is None
-    two = lgd.Graph.from_pyg(renamed("by", of=graph().to_pyg()[BACK].edge_index))
-    with pytest.raises(ValueError, match=r"\('paper', 'by', 'author'\), \('paper', 'of', 'author'\).* turned round"):
-        lgd.split_edges(two, negatives=2, edge_type=WRITES)
-    assert lgd.split_edges(two, negatives=2, edge_type=WRITES, reverse=("paper", "of", "author")).reverse
-    assert lgd.split_edges(two, negatives=2, edge_type=WRITES, reverse=None).reverse is None
 
 
 @pytest.mark.parametrize("kind", [WRITES, CITES], ids=lambda kind: kind[1])
@@ -375,9 +367,12 @@ def test_a_split_of_ones_own_is_looked_at_in_both_types() -> None:
     by_links = lgd.split_edges(
         lgd.Graph.from_pyg(renamed("by")), 0.1, 0.0, negatives=3, edge_type=WRITES, reverse=None
     ).graph
-    for careless in (by_name, by_links):
-        with pytest.raises(ValueError, match=r"val: \d+ of \d+ edges are among the graph's .*asked for what it was"):
+    among = r"val: \d+ of \d+ edges are among the graph's .*asked for what it was"
+    for careless, message in ((by_name, among), (by_links, r"'by', .* links of .* turned round")):
+        with pytest.raises(ValueError, match=message):
             lgd.LinkSplit(careless, split.edges, split.negatives, edge_type=WRITES)
+    with pytest.raises(ValueError, match=among):
+        lgd.LinkSplit(by_links, split.edges, split.negatives, edge_type=WRITES, reverse=("paper", "by", "author"))
     edges, false = torch.tensor([[99], [0]]), torch.tensor([[199]])
     lgd.LinkSplit(split.graph, {"val": edges}, {"val": false}, edge_type=WRITES)
     for odd in (edges + torch.tensor([[1], [0]]), edges + torch.tensor([[0], [200]])):

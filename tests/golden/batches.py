@@ -21,7 +21,6 @@ PLAIN: dict[str, Any] = SAMPLERS | {
     "temporal_edges": BY_TIME,
     "temporal_equal": replace(BY_TIME, equal=True),
     "temporal_latest": replace(BY_TIME, pick="latest"),
-    "temporal_replaced": replace(BY_TIME, replace=True),
     "temporal_window": replace(BY_TIME, last=9),
     "temporal_all": replace(BY_TIME, num_neighbors=[-1, -1]),
     "walk_weighted": lgd.RandomWalkSampler(2, walk_length=3, weight="weight", visits=3),
@@ -41,7 +40,6 @@ TYPED: dict[str, Any] = {
     "temporal": OF_TYPES,
     "temporal_equal": replace(OF_TYPES, equal=True),
     "temporal_latest": replace(OF_TYPES, pick="latest"),
-    "temporal_replaced": replace(OF_TYPES, replace=True),
     "temporal_window": replace(OF_TYPES, last=7),
     "temporal_of_types": lgd.TemporalSampler(
         {CITES: [4, 2], WRITES: [3, 2], BACK: [0, 2], AT: [1, 1], PRINTS: [1, 0]}, "time", pick="latest"

@@ -208,30 +208,23 @@ class Edges:
         return kind
 
     def _found(self, held: Sequence[Tensor]) -> EdgeType | None:
-        """The edge type with the name or with the links of the reverse."""
-        others = [each for each in self.others() if each.kind[::2] == self.kind[::-2]]
+        """The edge type with the name of the reverse; one that has most links turned round is refused."""
+        others, found = [each for each in self.others() if each.kind[::2] == self.kind[::-2]], None
         if not others:
             return None
-        name, found = self.kind[1], list[EdgeType]()
+        name, links = self.kind[1], torch.cat([self.numbers(), *held]).unique()
         named = name.removeprefix(_PREFIX) if name.startswith(_PREFIX) else _PREFIX + name
-        links, all_links = (torch.cat([self.numbers(), *some]).unique() for some in ((), held))
         for each in others:
-            turned = each.numbers(turned=True).unique()
-            is_same = turned.numel() and (torch.equal(turned, links) or torch.equal(turned, all_links))
-            if is_same or each.kind[1] == named:
-                found.append(each.kind)
-            elif 2 * (count := int(torch.isin(all_links, turned).sum())) > all_links.numel():
+            count = int(torch.isin(links, each.numbers(turned=True)).sum())
+            if each.kind[1] == named:
+                found = each.kind
+            elif 2 * count > links.numel():
                 raise ValueError(
-                    f"{each.kind} has {count} of the {all_links.numel()} links of {self.kind} turned round, and would "
+                    f"{each.kind} has {count} of the {links.numel()} links of {self.kind} turned round, and would "
                     f"show a model what it is asked for: reverse={each.kind} hides held ones there, too, and "
                     "reverse=None says that they are others."
                 )
-        if len(found) > 1:
-            raise ValueError(
-                f"{shown(sorted(found))} have the links of {self.kind} turned round, and each would show a model what "
-                "it is asked for: leave all but one out of the graph, or name the one to hide, reverse=..."
-            )
-        return found[0] if found else None
+        return found
 
 
 def edges_of(graph: Graph) -> Tensor:

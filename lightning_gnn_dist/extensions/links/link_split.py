@@ -53,7 +53,7 @@ class LinkSplit:
             Default: with types it is found out, otherwise it does.
         edge_type: Of a graph with types, the one that is predicted.
         reverse: The edge type that holds the same links turned round: ``"auto"`` to find it by its name, ``rev_...``,
-            or by its links, None if there is none.
+            None if there is none.
         labels: Name of the graph's edge array that a model learns to predict: classes, numbers, or rows of either.
             Edges whose label is -1 or NaN carry messages alone. Default: a model tells true edges from false ones.
         held_arrays: With ``labels``, what held edges carry: for each of ``edges`` a row for each edge of every

@@ -72,7 +72,7 @@ def split_edges(
         edge_type: Of a graph with types, the one whose edges are held back: ``("author", "writes", "paper")``. Edges of
             other types stay.
         reverse: The edge type that holds the same links turned round, from which held ones go, too: ``"auto"`` to find
-            it by its name, ``rev_...``, or by its links, None if there is none.
+            it by its name, ``rev_...``, None if there is none.
         labels: Name of the edge array with what is to be predicted. Default: there are none.
         time: Name of the edge array that says when each edge was there. The last are held, and stay in the graph, for a
             ``TemporalSampler`` shows each what was before it. Default: edges are held back at random.

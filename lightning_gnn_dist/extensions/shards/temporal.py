@@ -81,7 +81,7 @@ def sample_at_times(
     of_seeds = torch.tensor(list(map(len, seeds)))
     after, upto = map(torch.from_numpy, seen_by(sampler, torch.cat(list(times))))
     trees = torch.stack([torch.arange(len(seeds)).repeat_interleave(of_seeds), torch.cat(list(seeds)), after, upto])
-    how = DrawRule(sampler.replace, time=sampler.time, latest=sampler.pick == "latest", trees=trees)
+    how = DrawRule(time=sampler.time, latest=sampler.pick == "latest", trees=trees)
     samples = yield from draw_hops(graph, growing, sampler.of_types(graph.types), keys, how)
     return [of._replace(extra={**of.extra, SEED_TIME: at}) for of, at in zip(samples, times, strict=True)]
 

@@ -21,7 +21,6 @@ from lightning_gnn_dist.checks import MAX_INTEGER, is_number, shown
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, edge_types_of, refuse_repeated, sample_hops
-from lightning_gnn_dist.engine.weighted import Rule
 from lightning_gnn_dist.extensions.temporal.times import (
     BEFORE_ALL,
     Span,
@@ -70,7 +69,6 @@ class TemporalSampler:
         pick: ``"uniform"`` draws any of the events that are seen, ``"latest"`` the latest; of those at one time, the
             last in their row. Nothing is left to chance in the latest, so evaluation sees as many of them as training.
         last: See events that are at most so long before the seed's time. Default: however long.
-        replace: Draw with replacement: exactly so many edges for every node that sees any.
     """
 
     num_neighbors: Sequence[int] | Mapping[Any, Sequence[int]]
@@ -79,7 +77,6 @@ class TemporalSampler:
     equal: bool = False
     pick: Pick = "uniform"
     last: float | None = None
-    replace: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_neighbors", self._numbers.num_neighbors)
@@ -89,13 +86,11 @@ class TemporalSampler:
                 "last must be a number above 0, in the unit of the times, such as 86_400 for a day of seconds, or None "
                 f"for all, got {shown(self.last)}: of a tensor take int(...), of a timedelta its total_seconds()."
             )
-        if self.replace and self.pick == "latest":
-            raise ValueError('pick="latest" takes each event once: leave replace out, or draw with pick="uniform".')
 
     @property
     def _numbers(self) -> NeighborSampler:
         """What it has in common with the sampler of a graph without times."""
-        return NeighborSampler(self.num_neighbors, replace=self.replace)
+        return NeighborSampler(self.num_neighbors)
 
     @property
     def num_hops(self) -> int:
@@ -147,7 +142,7 @@ class TemporalSampler:
         numbers: Any = [-1] * self.num_hops
         if isinstance(self.num_neighbors, Mapping):
             numbers = {kind: [-1 if n else 0 for n in of] for kind, of in self.num_neighbors.items()}
-        return replace(self, num_neighbors=numbers, pick="uniform", replace=False)
+        return replace(self, num_neighbors=numbers, pick="uniform")
 
 
 def sample_at(sampler: TemporalSampler, graph: Graph, seeds: Tensor, times: Tensor, batch_key: BatchKey) -> Sample:
@@ -155,8 +150,7 @@ def sample_at(sampler: TemporalSampler, graph: Graph, seeds: Tensor, times: Tens
     bits, fanouts = max(1, (graph.num_nodes - 1).bit_length()), sampler.of_types(graph.types)
     trees = Trees(seeds.numpy(), *seen_by(sampler, times), bits)
     keys, order = typed_keys(*batch_key, *fanouts.shape), time_order(graph, sampler.time)
-    rule, edge_type = Rule(None, sampler.replace), edge_types_of(graph.types)
-    draws = TimedDraws(edge_type, order, fanouts, keys, rule, sampler.pick == "latest")
+    draws = TimedDraws(edge_types_of(graph.types), order, fanouts, keys, sampler.pick == "latest")
     roots, num_names = (torch.arange(seeds.numel()) << bits) + seeds, max(1, seeds.numel()) << bits
     sample = sample_hops(graph, roots, len(fanouts), sample_trees, trees, draws, num_names=num_names)
     extra = {"batch": sample.nodes >> bits, SEED_TIME: times}

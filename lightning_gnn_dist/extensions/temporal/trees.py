@@ -34,7 +34,7 @@ from lightning_gnn_dist.engine.kernels import (
     take_row,
 )
 from lightning_gnn_dist.engine.rng import draw
-from lightning_gnn_dist.engine.weighted import Piece, Rule
+from lightning_gnn_dist.engine.weighted import Piece
 from lightning_gnn_dist.extensions.temporal.times import BEFORE_ALL, TimeOrder
 
 _U = np.uint64
@@ -64,7 +64,6 @@ class TimedDraws(NamedTuple):
         order: The edges by time.
         fanouts: Neighbours to draw per hop and edge type, int64, shape (hops, types); -1 takes all, 0 none.
         keys: The key of each hop and edge type, uint64, shape (hops, types).
-        rule: How the neighbours of one type are drawn.
         latest: Whether the latest ones are taken, instead of any.
     """
 
@@ -72,7 +71,6 @@ class TimedDraws(NamedTuple):
     order: TimeOrder
     fanouts: Array
     keys: Array
-    rule: Rule
     latest: bool
 
 
@@ -173,7 +171,7 @@ def _draw_rows(
                     start = first_later(draws.order.times, first, stop, trees.after[tree])
                 end = first_later(draws.order.times, start, stop, trees.upto[tree])
             fanout, degree = draws.fanouts[_U(hop), _U(kind)], end - start
-            takes_all = is_whole(degree, fanout, draws.rule.replace)
+            takes_all = is_whole(degree, fanout, False)
             out, total = total, total + (degree if takes_all else fanout)
             if total <= room:
                 if takes_all or draws.latest:
@@ -181,7 +179,7 @@ def _draw_rows(
                 else:  # what a tree draws does not depend on the other trees of its batch
                     places, key = draws.order.places, draw(draws.keys[_U(hop), _U(kind)], trees.seeds[tree], 0)
                     piece = Piece(start, degree, fanout, key, node)
-                    draw_row(places, piece, draws.rule.replace, None, None, work.positions, out)  # times, so no weights
+                    draw_row(places, piece, False, None, None, work.positions, out)  # times, so no weights
             first = stop
         work.starts[_U(i + 1)] = total
     return total

@@ -117,7 +117,7 @@ def test_no_tree_has_an_event_that_its_seed_must_not_see(name: str, sight: dict[
     """Of those that it may see, each node has as many of each type as it draws, or all; the latest are the latest."""
     graph, time = GRAPHS[name](1)
     into, (seeds, times) = events_into(graph, time), seeds_of(graph)
-    for how in ({}, {"pick": "latest"}, {"replace": True}):
+    for how in ({}, {"pick": "latest"}):
         sampler = TemporalSampler([2, 2, 2], time, "time", **sight, **how)
         (sample,) = sampler.sample_bulk(graph, [seeds], [KEY])
         for tree, seed_time in zip(trees_of(sample), times, strict=True):
@@ -129,9 +129,7 @@ def test_no_tree_has_an_event_that_its_seed_must_not_see(name: str, sight: dict[
                 seen = [event.position for events in of_kind.values() for event in events]
                 assert set(drawn) <= set(seen)
                 latest = [sorted(events, key=in_order)[-2:] for events in of_kind.values()]
-                if "replace" in how:
-                    assert len(drawn) == 2 * len(of_kind)
-                elif "pick" in how:
+                if "pick" in how:
                     assert sorted(drawn) == sorted(event.position for events in latest for event in events)
                 else:
                     assert len(drawn) == len(set(drawn)) == sum(map(len, latest))
@@ -147,16 +145,16 @@ def star(num_edges: int, num_hidden: int) -> Graph:
     return Graph.from_edge_index(edges[:, order], at.numel(), {"at": at}, {"edge_time": times[order]})
 
 
-@pytest.mark.parametrize(("num", "replace"), [(1, False), (2, False), (2, True)])
-def test_each_event_that_is_seen_is_drawn_as_often_whatever_other_trees_draw(num: int, replace: bool) -> None:
+@pytest.mark.parametrize("num", [1, 2])
+def test_each_event_that_is_seen_is_drawn_as_often_whatever_other_trees_draw(num: int) -> None:
     """Chi-square tests: of single events, and of the pairs that the two seeds of a batch draw of their neighbour."""
     graph, seeds, num_batches = star(8, 9), torch.tensor([0, 1]), 2000
-    sampler = TemporalSampler([1, num], "edge_time", "at", replace=replace)
+    sampler = TemporalSampler([1, num], "edge_time", "at")
     samples = sampler.sample_bulk(graph, [seeds] * num_batches, [BatchKey(0, 0, i) for i in range(num_batches)])
     drawn = torch.stack([sample.nodes[sample.indices[2:].long()].view(2, num) for sample in samples]) - 3
     assert int(drawn.max()) < 8
     assert chi_square(drawn.reshape(-1), 8) < 24.3  # 7 degrees of freedom: one in a thousand is above
-    if num == 1 or replace:
+    if num == 1:
         assert chi_square(drawn[:, 0, 0] * 8 + drawn[:, 1, 0], 64) < 103.4  # 63 degrees of freedom
     else:
         assert bool((drawn[..., 0] != drawn[..., 1]).all())
@@ -294,7 +292,6 @@ def test_bad_times_are_refused(case: str) -> None:
 
 BAD_SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "a timedelta": ({"last": timedelta(days=1)}, r"such as 86_400 for a day .* of a timedelta its total_seconds\(\)"),
-    "latest, often": ({"pick": "latest", "replace": True}, 'pick="latest" takes each event once'),
 }
 
 
