@@ -48,12 +48,15 @@ def pytest_collection() -> Generator[None, Any, Any]:
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Spare collections of garbage what was imported, a large part of a second each time; then fork who starts ranks.
 
-    Not in the process that only deals tests to others, which imports no torch: it takes seconds.
+    Not in the process that only deals tests to others, which imports no torch: it takes seconds. One of several that
+    tests are dealt to has enough of them to load first, and once, what its own and those of ranks need.
     """
     if not session.config.pluginmanager.hasplugin("dsession"):
         from tests.ranks import fork_server, quieten
 
         quieten()
+        if "PYTEST_XDIST_WORKER" in os.environ:
+            import tests.warm  # noqa: F401
         gc.freeze()
         fork_server()
 
