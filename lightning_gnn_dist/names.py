@@ -50,3 +50,8 @@ def extension(name: str) -> Any:
             raise
         told = f"This needs {module}, whose folder this copy of lightning_gnn_dist lacks: install the whole package."
         raise ImportError(told) from error
+
+
+def offered(name: str) -> Any:
+    """Return what an extension has by a name that fits can do without; None where its folder was taken out."""
+    return extension(name) if name in EXTENSIONS else None

@@ -19,11 +19,10 @@ from torch_geometric.nn import GCN
 import lightning_gnn_dist as lgd
 import lightning_gnn_dist as package
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.extensions.databases.shop import write_shop
-from lightning_gnn_dist.extensions.links.recommending import Recommended
 from lightning_gnn_dist.partition.partition_report import PartitionReport
 from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.rules import Rule
+from tests.extensions import MISSING, brought
 from tests.pages import public
 
 LATE = {kind.__name__: kind for kind in (Data, HeteroData, PartitionReport)}  # loaded late
@@ -83,8 +82,6 @@ RIGHT: dict[str, set[str]] = {
     "num_senders": {"0"},
 }
 RIGHT_OF: dict[tuple[str, str], set[str]] = {
-    ("LinkSplit", "edges"): set(),
-    ("best_links", "leave_out"): {"[]"},
     ("Correction", "optimizer"): {"a class"},  # called with parameters, later
     ("Correction", "lr"): {"a class", "1.5", "np.int64", "np.float64"},
     ("sample_bulk", "seeds"): set(),
@@ -140,7 +137,8 @@ class Case:
     def right(self, argument: str) -> set[str]:
         """The odd values that may pass."""
         found = right_of_type(self.hints.get(argument, object)) | RIGHT.get(argument, set())
-        return RIGHT_OF.get((self.name, argument), found)
+        of_extensions = {key: odd for more in brought("arguments") for key, odd in more.RIGHT_OF.items()}
+        return (RIGHT_OF | of_extensions).get((self.name, argument), found)
 
 
 def right_of_type(hint: Any) -> set[str]:
@@ -187,21 +185,16 @@ class World:
         self.graph = lgd.communities(60, 2, num_features=4)
         self.data = Data(edge_index=self.graph.indices.long().expand(2, -1), num_nodes=60)
         self.partition = lgd.RandomPartitioner()(self.graph, 2, 0)
-        self.split = lgd.split_edges(self.graph, negatives=2)
         self.module = lgd.PartitionedDataModule(
             self.graph, batch_size=8, partitioner=lgd.RandomPartitioner(), loading=lgd.Loading(num_threads=0)
         )
-        self.links = lgd.LinkDataModule(self.split, batch_size=8, loading=lgd.Loading(num_threads=0))
         self.graph.save(folder / "graph")
-        self.split.save(folder / "split")
         (folder / "arrays").mkdir()
         np.save(folder / "arrays" / "edge_index.npy", np.array([[0, 1, 2, 3], [1, 2, 3, 0]]))
         np.save(folder / "arrays" / "num_nodes.npy", np.array(4))
         for place, name, array in (("nodes/a", "num_nodes", 4), ("edges/a__to__a", "edge_index", [[0, 1], [1, 2]])):
             (folder / "typed" / place).mkdir(parents=True)
             np.save(folder / "typed" / place / name, np.array(array))
-        write_shop(folder / "shop", 24, 6)
-        lgd.prepare_graph(folder / "shop", folder / "shop_graph")
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar"), False)
         self.trainer = pl.Trainer(accelerator="cpu", **quiet)
 
@@ -223,6 +216,8 @@ def cases(world: World) -> Iterator[Case]:
         for method in methods_of(thing) if name not in NO_CONSTRUCTORS else ():
             bound = getattr(instances.get(f"{name}.{method}", instances[name])(), method)
             call = valid.get(f"{name}.{method}", valid.get(method))
+            if call is None and MISSING:  # of an extension, tried with another that is not there
+                continue
             assert call is not None, f"{name}.{method} is public: give it a valid call in valid_calls()."
             hints = get_type_hints(bound, localns=LATE)
             yield Case(f"{name}.{method}", bound, call, hints)
@@ -258,14 +253,13 @@ def instances_of(world: World) -> dict[str, Callable[[], Any]]:
     made: dict[str, Callable[[], Any]] = {
         name: (lambda name=name, thing=thing: thing(**valid.get(name, dict)())) for name, thing in public().items()
     }
+    for more in brought("arguments"):
+        made |= more.instances(world)
     return made | {
         "Graph": lambda: world.graph,
         "Graph.with_seeds": lambda: lgd.citations(100, 1),
         "PartitionedDataModule": lambda: world.module,
         "Partition": lambda: world.partition,
-        "LinkSplit": lambda: world.split,
-        "LinkDataModule": lambda: world.links,
-        "LinkDataModule.named": lambda: lgd.LinkDataModule(world.folder / "shop_graph", task="buys"),
     }
 
 
@@ -274,7 +268,10 @@ Calls = dict[str, Callable[[], dict[str, Any]]]
 
 def valid_calls(world: World) -> Calls:
     """Arguments that are needed, by name of the function, or of the method alone where all of that name are alike."""
-    return _of_samplers() | _of_classes(world) | _of_graphs(world) | _of_functions(world) | _of_methods(world)
+    found = _of_samplers() | _of_classes(world) | _of_graphs(world) | _of_functions(world) | _of_methods(world)
+    for more in brought("arguments"):
+        found |= more.calls(world)
+    return found
 
 
 def _of_samplers() -> Calls:
@@ -292,14 +289,10 @@ def _of_samplers() -> Calls:
 
 
 def _of_classes(world: World) -> Calls:
-    split, ids = world.split, torch.tensor([0])
     return {
         "EverySeconds": lambda: {"seconds": 1.0},
         "EverySteps": lambda: {"steps": 4},
         "LazyAdam": lambda: {"params": [torch.nn.Parameter(torch.ones(2))]},
-        "LinkDataModule": lambda: {"split": split},
-        "LinkDataModule.named": lambda: {"found": Recommended(ids, ids[:, None], torch.ones(1, 1))},
-        "LinkSplit": lambda: {"graph": split.graph, "edges": split.edges, "negatives": split.negatives},
         "OwnedEmbedding": lambda: {"num_embeddings": 6, "embedding_dim": 2},
         "OneShard": lambda: {"index": 0, "num_shards": 2},
         "Partition": lambda: {"assignment": torch.tensor([0, 1], dtype=torch.int32), "num_parts": 4},
@@ -323,8 +316,6 @@ def _of_graphs(world: World) -> Calls:
         "Graph.save": lambda: {"path": world.new()},
         "Graph.split": lambda: {"name": "train"},
         "Graph.with_seeds": lambda: {"node_type": "paper"},
-        "LinkSplit.open": lambda: {"path": world.folder / "split"},
-        "LinkSplit.save": lambda: {"path": world.new()},
         "Partition.nodes": lambda: {"part": 0},
         "Partition.report": lambda: {"graph": world.graph},
     }
@@ -339,7 +330,6 @@ def _of_functions(world: World) -> Calls:
         "communities": lambda: {"num_nodes": 40, "num_classes": 1, "num_features": 2, "mean_degree": 2.0},
         "coverage_mean": lambda: {"losses": torch.ones(2), "batch": Data(batch_size=2)},
         "inductive_graph": lambda: {"graph": graph},
-        "best_links": lambda: {"trainer": trainer, "model": model, "split": world.split, "score": "dot"},
         "layers_of": lambda: {"gnn": GCN(4, 4, 2)},
         "predict_by_layer": lambda: {"trainer": trainer, "model": model, "graph": graph, "path": world.new(".npy")},
         "prepare_graph": lambda: {"source": arrays, "out": world.new()},
@@ -347,7 +337,6 @@ def _of_functions(world: World) -> Calls:
         "reorder_graph": lambda: {"graph": graph, "partition": world.partition, "path": world.new()},
         "save_shards": lambda: {"graph": graph, "partition": world.partition, "folder": world.new()},
         "split_by_time": lambda: {"graph": timed},
-        "split_edges": lambda: {"graph": graph, "negatives": 2},
         "through_layers": lambda: {"module": model, "batch": Data(torch.ones(3, 2))},
     }
 

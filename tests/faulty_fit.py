@@ -22,6 +22,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.demo import SAGE
+from tests.extensions import brought
 
 SECONDS = 6
 
@@ -61,12 +62,12 @@ class LeavesEarly(lgd.LocalSGDStrategy):
 def main(method: str, fault: str) -> None:
     gc.enable()
     torch.set_num_threads(1)
-    elastic = method == "elastic"
-    own = {"start_method": method} if method not in ("elastic", "torchrun") else {}
+    ours = method in ("popen", "spawn", "fork", "forkserver", "torchrun")
+    other = None if ours else {more.METHOD: more for more in brought("faults")}[method]
+    own = {"start_method": method} if ours and method != "torchrun" else {}
     waits = {"launch": lgd.Launch(timedelta(seconds=SECONDS), start_timeout=timedelta(seconds=120), **own)}
-    if elastic:
-        short = lgd.Elastic(patience=SECONDS, timeout=SECONDS, attempts=2)
-        strategy: Any = lgd.TMAStrategy(lgd.EverySteps(4), peers=short)
+    if other is not None:
+        strategy: Any = other.strategy(SECONDS)
     else:
         strategy = (LeavesEarly if fault == "early" else lgd.LocalSGDStrategy)(lgd.EverySteps(4), **waits)
     data = lgd.PartitionedDataModule(
@@ -76,14 +77,14 @@ def main(method: str, fault: str) -> None:
         batch_size=32,
         loading=lgd.Loading(num_threads=1),
     )
-    place = os.environ.get("LIGHTNING_GNN_DIST_RANK" if elastic else "LOCAL_RANK", "0")
+    place = os.environ.get("LOCAL_RANK" if other is None else other.RANK, "0")
     saver = ModelCheckpoint(Path("checkpoints").absolute(), save_last=True, enable_version_counter=False)
     callbacks: list[Any] = [Faulty(fault, int(place)), saver]
     if method in ("spawn", "fork", "forkserver"):
         callbacks[0] = FaultyByRank(fault, 0)
     trainer = pl.Trainer(
         accelerator="cpu",
-        devices=1 if elastic else 2,
+        devices=2 if other is None else 1,
         strategy=strategy,
         max_epochs=20,
         logger=False,

@@ -4,6 +4,7 @@ import torch
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.sampling.base import Sampler
+from tests.extensions import brought
 
 SAMPLERS: dict[str, Sampler] = {
     "neighbor": lgd.NeighborSampler([4, 3]),
@@ -16,10 +17,11 @@ SAMPLERS: dict[str, Sampler] = {
     "ladies_weighted": lgd.LadiesSampler([40, 30], weight="weight"),
     "walk": lgd.RandomWalkSampler(2, visits=4),
     "shadow": lgd.ShadowSampler([4, 2], num_hops=2),
-    "temporal": lgd.TemporalSampler([4, 3], "chunk"),  # whose numbers are times like any
     "cluster": lgd.ClusterSampler(2),
     "whole": lgd.WholePartSampler(2),
 }
+for more in brought("samplers"):
+    SAMPLERS |= more.SAMPLERS
 
 
 def graph_for_all(num_nodes: int = 400) -> lgd.Graph:

@@ -1,6 +1,7 @@
 """The architecture, as a test: which module may import which, and what no module may do."""
 
 import ast
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import lightning_gnn_dist
+from tests.conftest import OF_ALL
+from tests.extensions import ALL
 
 PACKAGE = Path(__file__).parents[1] / "lightning_gnn_dist"
 
@@ -257,6 +260,25 @@ def names_come_from_the_facade_where_it_has_them(folder: Path) -> Iterator[str]:
                 yield f"{path.name}: {name} imported from {module}: tests import it from lightning_gnn_dist"
 
 
+def no_test_of_the_core_names_an_extension(folder: Path) -> Iterator[str]:
+    """Neither by its module nor by a public name: so its folder can be deleted with its tests."""
+    public = [name for name, module in lightning_gnn_dist._DEFINED_IN.items() if ".extensions." in module]
+    facade = rf"\b(lightning_gnn_dist|lgd|package)\.({'|'.join(public)})\b"
+    named = re.compile("|".join([rf"\bextensions\.({'|'.join(ALL)})\b", *[facade] * bool(public)]))
+    for path in modules(folder):
+        if path.relative_to(folder).parts[0] in ("extensions", "test_architecture.py", *OF_ALL):
+            continue
+        texts = {".".join(names) for names in imports(path)}
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.add(node.value)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                texts.add(f"{node.value.id}.{node.attr}")
+        for text in sorted(texts):
+            if found := named.search(text):
+                yield f"{path.name} names {found[0]}: what tries an extension lies in its folder of tests/extensions"
+
+
 def closure_of(starts: Iterable[Path], package: Path) -> set[Path]:
     """All modules that some import, directly or through others, inside functions too."""
     known, ahead = set(starts), list(starts)
@@ -291,6 +313,11 @@ def test_the_core_imports_no_more_than_before(places: tuple[str, ...]) -> None:
 def test_tests_import_the_facade_and_have_small_functions() -> None:
     assert list(names_come_from_the_facade_where_it_has_them(PACKAGE.parent / "tests")) == []
     assert list(functions_stay_small(PACKAGE.parent / "tests")) == []
+    assert list(no_test_of_the_core_names_an_extension(PACKAGE.parent / "tests")) == []
+
+
+def test_the_list_of_extensions_has_all_of_them() -> None:
+    assert {path.parent.name for path in PACKAGE.glob("extensions/*/__init__.py")} <= set(ALL)
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "examples"])
@@ -348,6 +375,20 @@ BAD_TREES: list[tuple[Rule, str, dict[str, str]]] = [
         names_come_from_the_facade_where_it_has_them,
         "test_graph.py: Graph imported from lightning_gnn_dist.graph.graph",
         {"test_graph.py": "def f():\n    from lightning_gnn_dist.graph.graph import Graph, checked_graph"},
+    ),
+    (
+        no_test_of_the_core_names_an_extension,
+        "test_graph.py names lightning_gnn_dist.LinkSplit: ",
+        {
+            "test_graph.py": "from lightning_gnn_dist import LinkSplit",
+            "extensions/links/test_a.py": "from lightning_gnn_dist import LinkSplit",
+            "test_docs.py": "lgd.LinkSplit",
+        },
+    ),
+    (
+        no_test_of_the_core_names_an_extension,
+        "test_graph.py names extensions.links: ",
+        {"test_graph.py": "from tests.extensions.links.models import Model"},
     ),
     (every_module_says_what_it_is, "rounds.py has no docstring", {"rounds.py": "x = 1"}),
     (functions_stay_small, "rounds.py: f has 61 lines", {"rounds.py": "def f():\n" + "    1\n" * 60}),

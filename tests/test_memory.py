@@ -8,8 +8,6 @@ import pytest
 import torch
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.extensions.larger_than_memory.memory import Needs
-from lightning_gnn_dist.graph.graph import bytes_of_part
 from lightning_gnn_dist.homes.parts import PartReader
 from tests.data_fitting import trainer
 from tests.memory import Peak, reads_memory, resident_bytes
@@ -17,6 +15,7 @@ from tests.ranks import run_ranks
 from tests.sage import SAGE
 
 NUM_NODES, NUM_FEATURES, RANKS = 1_100_000, 256, 8
+
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, reads_memory]
 
@@ -32,14 +31,6 @@ def big_graph(path: Path) -> None:
     lgd.Graph.from_edge_index(edge_index, NUM_NODES, arrays).save(path)
 
 
-def middle_graph(path: Path) -> None:
-    generator = torch.Generator().manual_seed(0)
-    edge_index = torch.randint(1_000_000, (2, 10_000_000), generator=generator)
-    x, mask = torch.randn(1_000_000, 64, generator=generator), torch.arange(1_000_000) % 50 == 0
-    arrays = {"x": x, "y": torch.randint(4, (1_000_000,), generator=generator), "train_mask": mask}
-    lgd.Graph.from_edge_index(edge_index, 1_000_000, arrays).save(path)
-
-
 class Watch(pl.Callback):
     """Memory before anything is read, and while the part is there."""
 
@@ -50,16 +41,6 @@ class Watch(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.after = resident_bytes("RssAnon"), resident_bytes("RssFile")
-
-
-def measure_peak(rank: int, world_size: int, path: str) -> int:
-    strategy = lgd.LocalSGDStrategy(lgd.EverySteps(3), launch=lgd.Launch(timeout=timedelta(seconds=30)))
-    sampler = lgd.NeighborSampler([10, 5])
-    alone = {"partitioner": lgd.RandomPartitioner(), "boundary": lgd.Isolated()}
-    data = lgd.PartitionedDataModule(path, sampler=sampler, batch_size=512, **alone)  # type: ignore[arg-type]
-    with Peak("RssAnon") as peak:
-        trainer(world_size, strategy, limit_val_batches=0).fit(SAGE(64, 4), data)
-    return peak.added_bytes
 
 
 def train(rank: int, world_size: int, path: str) -> tuple[int, int]:
@@ -81,18 +62,6 @@ def test_a_rank_of_eight_holds_an_eighth_of_the_features(tmp_path: Path) -> None
         # Beside the share: edges and other arrays of the part, pooled buffers of batches, code that was loaded.
         assert share < anonymous < 1.25 * share + (150 << 20)
         assert mapped < 150 << 20
-
-
-def test_a_rank_takes_no_more_than_is_predicted(tmp_path: Path) -> None:
-    middle_graph(tmp_path / "graph")
-    graph = lgd.Graph.open(tmp_path / "graph")
-    report = lgd.RandomPartitioner()(graph, 2, 0).report(graph)
-    of_part = bytes_of_part(graph, report.nodes, report.inside_edges)
-    settings = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([10, 5]), batch_size=512)._running.settings
-    least, most = int(of_part.min()), Needs.of_part(graph, int(of_part.max()), settings).of_rank
-    for peak in run_ranks(measure_peak, 2, str(tmp_path / "graph"), timeout=600):
-        assert least < peak < most
-        assert peak > 0.5 * most  # and not much less
 
 
 def read_with_halo(rank: int, world_size: int, path: str) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.extensions import brought
 from tests.faulty_fit import SECONDS
 
 ROOT = Path(__file__).parents[1]
@@ -20,8 +21,9 @@ FAULTS = {  # each fault at least once, and each way to start ranks twice; spawn
     "fork": ("kill", "SIGKILL"),
     "forkserver": ("early", "SIGTERM"),
     "torchrun": ("stop", "exit 1"),
-    "elastic": ("kill", "stop", "SIGTERM", "SIGKILL"),
 }
+OTHERS = {more.METHOD: more for more in brought("faults")}
+FAULTS |= {method: more.FAULTS for method, more in OTHERS.items()}
 TABLE = [(method, fault) for method, faults in FAULTS.items() for fault in faults]
 # Modules of torch_geometric, whose processes take them away unless they are killed, what Python keeps of them, and
 # torchrun's logs.
@@ -41,9 +43,8 @@ def command_of(method: str, fault: str) -> list[str]:
     script = ["-m", "tests.faulty_fit", method, fault.replace(" ", "")]
     if method == "torchrun":
         return [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone", *script]
-    if method == "elastic":
-        launch = ["-m", "lightning_gnn_dist", "elastic", "--ranks", "2", "--heartbeat", "2", "--grace", "4"]
-        return [sys.executable, *launch, "--", sys.executable, *script]
+    if method in OTHERS:
+        return [sys.executable, *OTHERS[method].LAUNCH, sys.executable, *script]
     return [sys.executable, *script]
 
 
@@ -104,8 +105,8 @@ def run_case(case: tuple[str, str], folder: Path) -> str | None:
     process.wait()
     others = NOT_OURS + (OF_A_KILLED_LAUNCHER if fault == "SIGKILL" else ())
     files = [path.name for path in temporary.iterdir() if not path.name.startswith(others)]
-    succeeded = code == 0 and fault != "full" and method != "elastic"  # others may come to the end
-    succeeded |= fault == "SIGTERM" and method != "elastic" and code != 128 + signal.SIGTERM
+    succeeded = code == 0 and fault != "full" and method not in OTHERS  # others may come to the end
+    succeeded |= fault == "SIGTERM" and method not in OTHERS and code != 128 + signal.SIGTERM
     wrong = left or code is None or succeeded or files or not (folder / "met").exists()
     last = (folder / "said").read_text(errors="replace")[-1500:]
     (folder / "outcome").write_text(f"{case} {code} {time.monotonic() - start:.0f} s {left} {files}")

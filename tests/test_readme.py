@@ -17,7 +17,7 @@ from lightning_gnn_dist.cli.main import main
 from tests.pages import ROOT, Block, blocks
 from tests.ranks import run_ranks
 from tests.sage import SAGE
-from tests.typed_sage import HeteroSAGE, LinkHetero, typed_graph_of_papers
+from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 
 def after(diff: Block) -> str:
@@ -55,14 +55,6 @@ def test_the_loader_of_types_is_replaced() -> None:
     trainer = quiet_trainer(accelerator="cpu", devices=1)
     exec(after(block), names(data=graph.to_pyg(), model=model, trainer=trainer))
     assert "val_acc" in trainer.callback_metrics
-
-
-def test_the_loader_of_links_is_replaced() -> None:
-    (block,), graph = blocks("diff", "migration", "LinkNeighborLoader"), typed_graph_of_papers(200)
-    kind, trainer = ("author", "writes", "paper"), quiet_trainer(accelerator="cpu", devices=1)
-    model = LinkHetero(list(graph.types.edge_types) if graph.types else [], kind)
-    exec(after(block), names(data=graph.to_pyg(), WRITES=kind, model=model, trainer=trainer))
-    assert "mrr" in trainer.callback_metrics
 
 
 def fit_as_written(rank: int, world_size: int, code: str) -> float:

@@ -26,7 +26,7 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli import main as command_line
 from lightning_gnn_dist.extensions.elastic.settings import LIGHTHOUSE, RANK, RANKS
 from lightning_gnn_dist.extensions.larger_than_memory.reorder import reorder_graph
-from tests.link_model import LinkSAGE
+from tests.extensions.links.link_model import LinkSAGE
 from tests.pages import PAGES, ROOT, TUTORIALS, anchors, blocks, links, run_commands, write_files
 from tests.python_server import fast_python
 from tests.ranks import run_ranks

@@ -20,6 +20,7 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.graph.storage.mapped import all_maps, libc
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport
+from tests.extensions import brought
 from tests.ranks import quieten
 from tests.sage import SAGE
 
@@ -64,25 +65,11 @@ def train_on_a_part() -> None:
 
 
 def make_batches_of_all_kinds() -> None:
-    """Of links, by types and by time: each has loops of its own."""
-    generator = torch.Generator().manual_seed(0)
-    ends, times = torch.randint(20, (2, 90), generator=generator), torch.arange(90) // 9
-    events = lgd.Graph.from_edge_index(ends, 20, {"x": torch.ones(20, 2)}, {"edge_time": times})
+    """By types, and of extensions: each has loops of its own."""
     typed = lgd.citations(200, 2, seed=1)
-    by_time = lgd.TemporalSampler([2, 2], "edge_time")
-    kind = ("author", "writes", "paper")
     few: dict[str, Any] = {"batch_size": 9, "loading": lgd.Loading(num_threads=0)}
-    for data in (
-        lgd.PartitionedDataModule(typed, sampler=lgd.NeighborSampler([2, 2]), **few),
-        lgd.PartitionedDataModule(typed, sampler=lgd.TemporalSampler([2, 2], "time"), **few),
-        lgd.LinkDataModule(
-            lgd.split_edges(lgd.communities(60, 2), negatives=2), sampler=lgd.NeighborSampler([2, 2]), **few
-        ),
-        lgd.LinkDataModule(
-            lgd.split_edges(typed, negatives=2, edge_type=kind), sampler=lgd.NeighborSampler([2, 2]), **few
-        ),
-        lgd.LinkDataModule(lgd.split_edges(events, 0.2, 0.2, negatives=2, time="edge_time"), sampler=by_time, **few),
-    ):
+    modules: list[Any] = [lgd.PartitionedDataModule(typed, sampler=lgd.NeighborSampler([2, 2]), **few)]
+    for data in (*modules, *(data for more in brought("warm") for data in more.data_modules(typed, few))):
         next(iter(data.train_dataloader())), next(iter(data.val_dataloader()))
         data.teardown("fit")
 

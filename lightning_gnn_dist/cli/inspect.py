@@ -16,7 +16,7 @@ from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.store import holds_shards, holds_split, shard_name
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.user_ids import class_names
-from lightning_gnn_dist.names import extension
+from lightning_gnn_dist.names import extension, offered
 from lightning_gnn_dist.partition.advice import advise
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
@@ -117,10 +117,10 @@ def _of_ranks(graph: Graph, part: int, num_parts: int) -> str:
     from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching, Loading
     from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
+    free = f"{in_bytes(free_bytes())} are left here"
+    if (needs := offered("memory of a fit")) is None:
+        return free
     settings = BatchSettings(NeighborSampler(list(FANOUT)), BATCH_SIZE, None, Loading(), Evaluation(), GlobalBatching())
-    needs = extension("memory of a fit").of_part(graph, part, settings)
     batches = f"batches have {BATCH_SIZE:,} seeds and draw {' and '.join(map(str, FANOUT))} neighbours"
-    return (
-        f"Ranks, beside their libraries and the model, take about {needs.told(num_parts)}, if {batches}; "
-        f"{in_bytes(free_bytes())} are left here"
-    )
+    told = needs.of_part(graph, part, settings).told(num_parts)
+    return f"Ranks, beside their libraries and the model, take about {told}, if {batches}; {free}"

@@ -43,7 +43,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids
 from lightning_gnn_dist.homes.run import BUDGET_BYTES
 from lightning_gnn_dist.layers.through_layers import has_layers
-from lightning_gnn_dist.names import extension
+from lightning_gnn_dist.names import extension, offered
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
 LeftOut = Literal["edges", "val", "test", "self"]  # as best_links() takes them
@@ -207,6 +207,7 @@ class TrainCLI(LightningCLI):
             kwargs["datamodule"] = _only(self.datamodule, options)
         leaves_out = getattr(getattr(self.datamodule, "sampler", None), "leaves_types_out", False)
         by_layer = options.nodes is None and options.output is not None and has_layers(self.model) and not leaves_out
+        by_layer = by_layer and offered("rows of all nodes") is not None
         ranks_at_times = hasattr(self.datamodule, "split") and getattr(self.datamodule, "task", None) is not None
         if by_layer and not ranks_at_times and isinstance(self.datamodule, GraphDataModule):
             self._predict_by_layer(what_is_judged(self.datamodule), **kwargs)

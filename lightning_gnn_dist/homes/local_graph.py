@@ -36,7 +36,7 @@ from lightning_gnn_dist.layers.layer_pass import pass_over
 from lightning_gnn_dist.layers.layered_loader import ReadyRows
 from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, whole_graph_arrays
-from lightning_gnn_dist.names import extension
+from lightning_gnn_dist.names import extension, offered
 from lightning_gnn_dist.partition.base import Cut, Partition, Partitioner, learned_from
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -319,10 +319,9 @@ class LocalGraph(GraphAccess):
         """Compare what a fit takes with the memory that is there: the graph is open, and was looked at."""
         most, bulk_size = bytes_held(self.whole), self.running.settings.loading.bulk_size
         of_rank = (4 * bulk_size + 3) * most + _BESIDE  # if all is counted as large as it can be
-        if is_fit and any(host.ranks * of_rank + 2 * most > host.free for host in self.running.hosts):
-            extension("memory of a fit").check(
-                self.plan, self.running, is_cut=self.is_cut, sweeps=self._shown_edges is None
-            )
+        is_short = is_fit and any(host.ranks * of_rank + 2 * most > host.free for host in self.running.hosts)
+        if is_short and (needs := offered("memory of a fit")):
+            needs.check(self.plan, self.running, is_cut=self.is_cut, sweeps=self._shown_edges is None)
 
     def close(self) -> None:
         super().close()

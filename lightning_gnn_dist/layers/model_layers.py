@@ -6,7 +6,7 @@ import logging
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from lightning.pytorch import LightningModule
@@ -17,7 +17,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist.joint import RowsOfRanks
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in, needs_whole_graph
-from lightning_gnn_dist.names import EXTENSIONS, extension
+from lightning_gnn_dist.names import offered
 from lightning_gnn_dist.wire.collectives import octets
 
 _OF_ALL_ROWS = (norm.GraphNorm, norm.PairNorm, norm.MeanSubtractionNorm, norm.GraphSizeNorm)
@@ -120,11 +120,6 @@ def layers_of_model(module: nn.Module) -> ModelLayers | None:
     except (TypeError, ValueError) as error:  # it may never run its layers: then it works on full neighbourhoods
         log.info("Evaluation samples full neighbourhoods, since layers cannot be computed one by one: %s", error)
         return None
-
-
-def offered(name: str) -> Any:
-    """Return what an extension has by a name that only makes work faster; None where its folder was taken out."""
-    return extension(name) if name in EXTENSIONS else None
 
 
 def is_compiled(module: nn.Module) -> bool:

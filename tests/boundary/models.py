@@ -1,7 +1,7 @@
 """Models defined by their layers, and what one process learns with them on a whole graph, by hand."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import lightning.pytorch as pl
@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, GATConv, GCNConv, GINConv, GraphSAGE, SAGEConv
+from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 from torch_geometric.transforms import GCNNorm
 
-from lightning_gnn_dist import layers_of, through_layers
+from lightning_gnn_dist import through_layers
+from tests.extensions import brought
 from tests.layers.models import NUM_CLASSES, NUM_FEATURES, uneven_data
 
 
@@ -112,42 +113,25 @@ class Jumping(Model):
         return rows
 
 
-class Ready(Model):
-    """One of PyG's models."""
-
-    def __init__(self, kind: Any, num_layers: int, **options: Any) -> None:
-        super().__init__(SAGEConv, 1)
-        self.convs = nn.ModuleList()
-        self.gnn = kind(NUM_FEATURES, 5, num_layers, NUM_CLASSES, act="tanh", **options)
-
-    def layers(self) -> Any:
-        return layers_of(self.gnn)
-
-    def whole(self, data: Data) -> Tensor:
-        rows: Tensor = self.gnn(data.x, data.edge_index)
-        return rows
-
-
 def gin(width_in: int, width_out: int) -> Any:
     return GINConv(nn.Linear(width_in, width_out), train_eps=True)
 
 
 def model(name: str, num_layers: int) -> Model:
     torch.manual_seed(7)
-    made = {
+    made: dict[str, Callable[[], Model]] = {
         "SAGE": lambda: Model(SAGEConv, num_layers),
         "GCN": lambda: Weighted(num_layers),
         "GAT": lambda: Attention(num_layers),
         "GIN": lambda: Model(gin, num_layers),
         "JK": lambda: Jumping(num_layers),
-        "PyG GCN": lambda: Ready(GCN, num_layers),
-        "PyG JK": lambda: Ready(GraphSAGE, num_layers, jk="cat"),
-    }[name]()
-    return made.double()
+    }
+    for more in brought("models_by_layers"):
+        made |= more.made(num_layers)
+    return made[name]().double()
 
 
 MODELS = ["SAGE", "GCN", "GAT", "GIN", "JK"]
-READY = ["PyG GCN", "PyG JK"]
 
 
 def weighted_data(num_nodes: int = 90) -> Data:

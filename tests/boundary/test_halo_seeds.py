@@ -14,7 +14,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary
 from tests.boundary.models import Weights, model, weighted_data, weights_of
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
-from tests.graph.parted import in_order_of_parts, small_graph
+from tests.graph.parted import small_graph
 from tests.layers.models import graph_of
 from tests.placing import batches_of
 from tests.ranks import run_ranks
@@ -168,69 +168,6 @@ def test_local_steps_on_these_seeds_are_those_by_hand_also_if_resumed(tmp_path: 
     assert strangers
 
 
-# Shards, whose seeds and numbers are those of the whole graph in the order of the shards.
-
-
-def seen_on_shards(rank: int, world_size: int, folder: Path) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """The seeds of every step, their numbers and their labels."""
-    module, data = model("SAGE", 1), lgd.PartitionedDataModule(folder / "shares", **SETTINGS)
-    seen: list[tuple[Tensor, Tensor, Tensor]] = []
-    step = module.training_step
-
-    def watched(batch: Any) -> Tensor:
-        seen.append((batch.n_id[: batch.batch_size].clone(), batch.input_id.clone(), batch.y.clone()))
-        return step(batch)
-
-    module.training_step = watched
-    quick(local_sgd(), world_size=world_size).fit(module, data)
-    return seen
-
-
-def divided(folder: Path) -> tuple[lgd.Graph, lgd.Partition, Tensor]:
-    """The graph of the tests as shards number it, its parts, and the new number of each node."""
-    graph, partition = graph_of(weighted_data()), unequal(weighted_data().num_nodes)
-    lgd.save_shards(graph, partition, folder / "shares")
-    order = partition.assignment.argsort(stable=True)
-    return in_order_of_parts(graph, partition), lgd.Partition(partition.assignment[order], RANKS), order.argsort()
-
-
-@pytest.mark.parametrize("num_ranks", [3, pytest.param(6, marks=pytest.mark.slow)])
-def test_shards_have_the_same_seeds(num_ranks: int, tmp_path: Path) -> None:
-    whole, partition, new_id = divided(tmp_path)
-    strangers = 0
-    for rank, seen in enumerate(run_ranks(seen_on_shards, num_ranks, tmp_path)):
-        own, around = seeds_by_hand(whole, partition.assignment, rank % RANKS, 1)
-        for old_ids, inputs, labels in seen:
-            seeds = new_id[old_ids]
-            assert set(seeds.tolist()) <= own | around
-            assert whole.split("train")[inputs].equal(seeds)
-            assert whole.node_arrays["y"][seeds].equal(labels)
-            strangers += len(set(seeds.tolist()) & around)
-    assert strangers
-
-
-def with_corrections(
-    rank: int, world_size: int, folder: Path, whole: lgd.Graph, partition: lgd.Partition
-) -> list[Weights]:
-    found = []
-    for data in (
-        lgd.PartitionedDataModule(folder / "shares", **SETTINGS),
-        lgd.PartitionedDataModule(whole, partitioner=partition, **SETTINGS),
-    ):
-        module = model("SAGE", 1)
-        quick(lgd.LLCGStrategy(lgd.EverySteps(STEPS), **PATIENCE)).fit(module, data)
-        found.append(weights_of(module))
-    return found
-
-
-@pytest.mark.slow
-def test_shards_learn_what_a_whole_graph_does_also_with_anchors(tmp_path: Path) -> None:
-    whole, partition, _ = divided(tmp_path)
-    for shards, parts_of_whole in run_ranks(with_corrections, RANKS, tmp_path, whole, partition):
-        for key, value in parts_of_whole.items():
-            assert torch.equal(shards[key], value), key
-
-
 # What cannot be meant.
 
 
@@ -264,11 +201,6 @@ def test_parts_that_change_refuse_such_seeds() -> None:
         ValueError, match=r"is for parts for good, without extra nodes: leave seed_hops out, or holding"
     ):
         parts(holding=lgd.Holding(lgd.Rotate()))
-
-
-def test_edges_are_no_such_seeds() -> None:
-    with pytest.raises(ValueError, match="is for nodes as seeds, not for edges: leave seed_hops out"):
-        lgd.LinkDataModule(lgd.split_edges(sparse_graph()), boundary=AROUND)
 
 
 def test_one_process_has_no_halo() -> None:

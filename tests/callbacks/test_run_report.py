@@ -15,9 +15,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.wire import collectives
-from tests.boundary.models import model, weighted_data
 from tests.data_fitting import trainer
-from tests.layers.models import graph_of
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 
@@ -135,28 +133,6 @@ def test_what_another_strategy_sends_is_not_known(tmp_path: Path) -> None:
     assert len(logged(tmp_path, "partition/cut_ratio")) == 3
 
 
-def fit_with_exchange(rank: int, world_size: int, folder: Path, strategy: Any) -> Told:
-    data = lgd.PartitionedDataModule(
-        graph_of(weighted_data()),
-        partitioner=lgd.RandomPartitioner(),
-        sampler=lgd.WholePartSampler(2),
-        boundary=lgd.Exchange(),
-    )
-    report = lgd.RunReport()
-    fit(folder, world_size, strategy, [report], data, model("SAGE", 2), precision="64-true")
-    return report.ranks, report.table
-
-
-@pytest.mark.parametrize("strategy", [pytest.param("grappa", marks=pytest.mark.slow), "ddp"])
-def test_rows_at_the_boundary_are_told_apart(strategy: str, tmp_path: Path) -> None:
-    (ranks, table), _ = run_ranks(fit_with_exchange, 2, tmp_path, strategy)
-    assert "MB at boundary" in table and min(rank["boundary_bytes"] for rank in ranks) > 0
-    assert strategy == "ddp" or all(rank["bytes_sent"] > rank["boundary_bytes"] for rank in ranks)
-    step, *_ = steps = logged(tmp_path, "comm/boundary_bytes")
-    assert steps == [step, 2 * step, 3 * step] and ranks[0]["boundary_bytes"] == steps[-1]
-    assert bool(logged(tmp_path, "comm/bytes_sent")) == (strategy == "grappa")
-
-
 class Sends(SAGE):
     """Sends 40 bytes in each validation, to the one other rank."""
 
@@ -183,14 +159,6 @@ def test_one_process_has_no_parts_and_each_fit_its_own_figures(tmp_path: Path) -
         ((rank,), heading) = report.ranks, report.table.splitlines()[0]
         assert heading == "SingleDeviceStrategy, 1 rank. Where the time went:"
         assert rank["bytes_sent"] == 0.0 and rank["batches"] == 3
-
-
-def test_nobody_cuts_shards_again(tmp_path: Path) -> None:
-    graph, report = lgd.communities(400, 4, num_features=8), lgd.RunReport()
-    lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 1, 0), tmp_path / "shards")
-    data = lgd.PartitionedDataModule(tmp_path / "shards", sampler=lgd.NeighborSampler([3, 3]), batch_size=16)
-    fit(tmp_path, 1, lgd.LocalSGDStrategy(lgd.EverySteps(2)), [report], data, max_epochs=1)
-    assert report.table and logged(tmp_path, "partition/cut_ratio") == []
 
 
 class Fate(Callback):

@@ -96,10 +96,6 @@ def write(rank: int, world_size: int, folder: Path) -> None:
         start(writer).predict(module, asked, return_predictions=False)
     writer = lgd.PredictionWriter(folder / "out" / "some.npy")
     start(writer).predict(module, some, return_predictions=False)
-    lgd.predict_by_layer(start(), module, graph, folder / "out" / "layers.parquet")
-    split = lgd.split_edges(lgd.Graph.open(graph), negatives=1)
-    how: dict[str, Any] = {"score": "dot", "senders": [5, 3], "k": 99, "leave_out": ["edges", "val", "test"]}
-    lgd.best_links(start(), module, split, folder / "out" / "links.parquet", ids_of=graph, **how)
 
 
 def test_tables_have_the_ids_of_users(tmp_path: Path) -> None:
@@ -107,22 +103,11 @@ def test_tables_have_the_ids_of_users(tmp_path: Path) -> None:
     graph = lgd.Graph.open(prepared(tmp_path))
     run_ranks(write, 2, tmp_path)
     rows, out = by_hand(graph), tmp_path / "out"
-    for name, nodes in (("all", range(COUNT)), ("layers", range(COUNT)), ("some", [NAMES.index("W21")])):
+    for name, nodes in (("all", range(COUNT)), ("some", [NAMES.index("W21")])):
         table = parquet.read_table(out / f"{name}.parquet").to_pydict()
         assert table["node"] == [NAMES[node] for node in nodes]
         np.testing.assert_allclose(table["row"], rows[list(nodes)], atol=1e-5)
     np.testing.assert_allclose(np.load(out / "some.npy"), rows[[NAMES.index("W21")]], atol=1e-5)
-    table = parquet.read_table(out / "links.parquet").to_pydict()
-    edges: Any = graph.to_pyg().edge_index
-    linked = {(s, r) for s, r in edges.T.tolist()}
-    found = list(zip(table["sender"], table["receiver"], strict=True))
-    assert found[0][0] == NAMES[5] and {sender for sender, _ in found} == {NAMES[5], NAMES[3]}
-    assert set(found) == {(NAMES[s], NAMES[r]) for s in (5, 3) for r in range(COUNT) if (s, r) not in linked}
-    split_rows = (
-        Rows().conv(graph.node_arrays["x"], lgd.split_edges(graph, negatives=1).graph.to_pyg().edge_index).detach()
-    )
-    scores = [float(split_rows[NAMES.index(s)] @ split_rows[NAMES.index(r)]) for s, r in found]
-    np.testing.assert_allclose(table["score"], scores, atol=1e-4)
     assert {path.suffix for path in out.iterdir()} == {".npy", ".parquet"}
 
 
@@ -179,20 +164,6 @@ def test_words_of_labels_are_there_in_predictions(tmp_path: Path, capsys: pytest
     assert said[:2] == ["node,row_0,row_1,row_2,class", "x,0,1,2,cat"] and said[4] == "w,1,0,0,ant"
     found = pytest.importorskip("pyarrow.parquet").read_table(tmp_path / "out.parquet").to_pydict()
     assert found == {"node": ["x", "y", "z", "w"], "row": [2, 0, 1, 0], "class": ["cat", "ant", "bee", "ant"]}
-
-
-def test_questions_carry_the_columns_of_their_table(tmp_path: Path) -> None:
-    from tests.extensions.databases.folders import FILES, write
-
-    labels = FILES["tasks/stays/labels.csv"].replace(",1\n", ",yes\n").replace(",0\n", ",no\n")
-    lgd.prepare_graph(write(tmp_path / "source", FILES | {"tasks/stays/labels.csv": labels}), tmp_path / "graph")
-    columns = columns_for(None, tmp_path / "graph", "stays", 5)(1, np.array([0, 1, 1]))
-    assert {name: column.astype(str).tolist() for name, column in columns.items()} == {
-        "who": ["b7", "a3", "a3"],
-        "at": ["2024-02-02T00:00:00", "2024-02-15T00:00:00", "2024-03-02T00:00:00"],
-        "row": ["0", "1", "1"],
-        "class": ["no", "yes", "yes"],
-    }
 
 
 # Tables of nodes that came after training name them by the ids that the user gave, and have the rows of a forward.
@@ -269,7 +240,6 @@ def write_papers(rank: int, world_size: int, folder: Path) -> None:
         writer = lgd.PredictionWriter(out / f"{name}.parquet")
         module = OfPapers() if name == "papers" else Rows()
         start(writer).predict(module, asked, return_predictions=False)
-    lgd.predict_by_layer(start(), Rows(), later, out / "layers.parquet")
     with pytest.raises(ValueError, match="has ids of 41 nodes, and the graph that is predicted has 43: nodes that"):
         start(lgd.PredictionWriter(out / "no.parquet", ids_of=folder / "graph")).predict(Rows(), questions["new"])
 
@@ -289,7 +259,7 @@ def test_tables_of_new_nodes_have_the_ids_they_came_with(tmp_path: Path) -> None
     run_ranks(write_papers, 2, tmp_path)
     x: Any = later.node_arrays["x"]
     rows = rows_by_hand(Rows().conv, x, x, later.to_pyg().edge_index)  # type: ignore[arg-type]
-    for name, names in (("all", known), ("layers", known), ("new", NEW), ("some", ["z", NAMES[3], "brand-new"])):
+    for name, names in (("all", known), ("new", NEW), ("some", ["z", NAMES[3], "brand-new"])):
         check(out / f"{name}.parquet", names, known, rows)
     check(out / "before.parquet", NAMES, NAMES, rows_by_hand(Rows().conv, x, x[:COUNT], before.to_pyg().edge_index))  # type: ignore[arg-type]
     typed: Any = lgd.Graph.open(tmp_path / "typed_later").to_pyg()

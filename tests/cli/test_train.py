@@ -7,7 +7,6 @@ import re
 import sys
 import warnings
 from argparse import Namespace
-from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -29,8 +28,8 @@ from tests.cli.test_options import refused
 from tests.ranks import run_ranks
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-OF_DATABASES = {"relational.yaml", "recommending.yaml"}  # tried below, from tables
-CONFIGS = sorted({path.name for path in (EXAMPLES / "configs").glob("*.yaml")} - OF_DATABASES)
+OF_EXTENSIONS = {"links.yaml", "recommending.yaml", "relational.yaml", "whole_graph.yaml"}  # tried by their tests
+CONFIGS = sorted({path.name for path in (EXAMPLES / "configs").glob("*.yaml")} - OF_EXTENSIONS)
 SMALL = [
     "--data.graph.init_args.num_nodes=2000",
     "--trainer.enable_progress_bar=false",
@@ -53,7 +52,10 @@ def logged(run: Path, name: str = "accuracy") -> list[float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_shipped_config_trains_and_is_kept_beside_its_logs(name: str, tmp_path: Path) -> None:
-    metric = "mrr" if name == "links.yaml" else "accuracy"
+    check_config(name, tmp_path)
+
+
+def check_config(name: str, tmp_path: Path, metric: str = "accuracy") -> None:
     config = re.sub(r"num_nodes: \d+", "num_nodes: 2000", (EXAMPLES / "configs" / name).read_text())
     (tmp_path / name).write_text(config)
     small = [*SMALL[1:], "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1"]
@@ -84,21 +86,6 @@ def test_a_fit_may_do_without_its_report(tmp_path: Path) -> None:
 def test_every_strategy_of_the_package_has_a_config() -> None:
     text = "".join((EXAMPLES / "configs" / name).read_text() for name in CONFIGS)
     assert all(strategy in text for strategy in ("LocalSGDStrategy", "LLCGStrategy", "TMAStrategy", "GrappaStrategy"))
-
-
-@pytest.mark.slow
-def test_any_data_module_has_a_class_path(tmp_path: Path) -> None:
-    graph = lgd.communities(2000)
-    lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 2, seed=0), tmp_path / "shares")
-    config = (EXAMPLES / "configs" / "llcg.yaml").read_text()
-    data = f"data: {{class_path: lightning_gnn_dist.PartitionedDataModule, init_args: {{graph: {tmp_path}/shares}}}}\n"
-    (tmp_path / "shares.yaml").write_text(re.sub(r"data:\n.*?(?=trainer:)", data, config, flags=re.DOTALL))
-    options = [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.max_epochs=1", *SMALL[1:]]
-    run_ranks(command, 2, "fit", f"--config={tmp_path}/shares.yaml", *options)
-    assert logged(tmp_path / "llcg" / "version_0")[-1] > 0.15
-    layered = [f"--output={tmp_path}/logits.npy", *options]
-    run_ranks(command, 2, "predict", f"--config={tmp_path}/shares.yaml", *layered)
-    assert np.load(tmp_path / "logits.npy").shape == (2000, 8)
 
 
 def evaluate(rank: int, world_size: int, folder: str) -> None:
@@ -166,9 +153,9 @@ def test_strategies_and_clocks_can_be_written() -> None:
     local = parsed(strategy=patient).trainer.strategy
     assert local.clock == lgd.EverySteps(4, 1.5, 9)
     assert local.weights == "nodes" and local._timeout == timedelta(seconds=90)
-    settings = {"drift": None, "correction": {"optimizer": "persistent"}, "reducer": init("Rounded", bits=16)}
+    settings = {"drift": None, "correction": {"optimizer": "persistent"}}
     strategy = parsed(strategy=init("LLCGStrategy", clock=init("EveryPass", passes=2), **settings)).trainer.strategy
-    assert strategy.clock == lgd.EveryPass(2) and strategy.drift is None and strategy.reducer.bits == 16
+    assert strategy.clock == lgd.EveryPass(2) and strategy.drift is None
     assert strategy.correction == lgd.Correction(optimizer="persistent")
 
 
@@ -228,35 +215,21 @@ def test_what_others_refuse_keeps_its_traceback(tmp_path: Path, monkeypatch: pyt
         main()
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     """The command in this process."""
     monkeypatch.chdir(EXAMPLES)
     monkeypatch.setattr(sys, "path", sys.path.copy())
-
-    def run(*arguments: str) -> None:
-        monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", *arguments, "--trainer.devices=1"])
-        main()
-
-    return run
+    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", *arguments, "--trainer.devices=1"])
+    main()
 
 
-def test_predict_writes_the_best_links_of_nodes_that_are_named(here: Any, tmp_path: Path) -> None:
-    (tmp_path / "ids.txt").write_text("7\n499\n0\n")
-    config = (EXAMPLES / "configs" / "links.yaml").read_text()
-    (tmp_path / "links.yaml").write_text(re.sub(r"num_nodes: \d+", "num_nodes: 500", config))
-    options = [f"--output={tmp_path}/links.npy", "--best_links=4", f"--nodes={tmp_path}/ids.txt", "--leave_out=[self]"]
-    here("predict", f"--config={tmp_path}/links.yaml", *options)
-    rows = np.load(tmp_path / "links.npy")
-    assert rows["sender"].tolist() == [7] * 4 + [499] * 4 + [0] * 4
-    assert (rows["score"].reshape(3, 4)[:, :-1] >= rows["score"].reshape(3, 4)[:, 1:]).all()
-
-
-def test_predict_writes_a_row_for_every_node_or_those_that_are_named(here: Any, tmp_path: Path) -> None:
+def test_predict_writes_a_row_for_every_node_or_those_that_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "ids.txt").write_text("7\n1999\n0\n")
     config = ["predict", "--config=configs/ddp.yaml", *SMALL]
-    here(*config, f"--output={tmp_path}/some.npy", f"--nodes={tmp_path}/ids.txt")
-    here(*config, f"--output={tmp_path}/all.npy")
+    run_here(monkeypatch, *config, f"--output={tmp_path}/some.npy", f"--nodes={tmp_path}/ids.txt")
+    run_here(monkeypatch, *config, f"--output={tmp_path}/all.npy")
     everything = np.load(tmp_path / "all.npy")
     assert everything.shape == (2000, 8)
     expected = everything[[7, 1999, 0]]
@@ -269,12 +242,8 @@ def test_nodes_are_named_by_ids_of_tables(tmp_path: Path) -> None:
     (tmp_path / "edges.csv").write_text("source,target\nc,d\nd,e\ne,a b\na b,c\n")
     lgd.prepare_graph(tmp_path / "edges.csv", tmp_path / "graph", nodes=tmp_path / "nodes.csv", undirected=True)
     graph = lgd.Graph.open(tmp_path / "graph")
-    of_links = lgd.LinkDataModule(lgd.split_edges(graph, 0.25, 0.25, negatives=1))
-    for data, ids_of in ((lgd.PartitionedDataModule(graph), None), (of_links, tmp_path / "graph")):
-        options = Namespace(nodes="e,a b", by_user_id=True, ids_of=ids_of)
-        assert torch.as_tensor(nodes_asked(data, options)).tolist() == [3, 1]
-    with pytest.raises(ValueError, match=r"^--by_user_id needs a prepared graph"):
-        nodes_asked(of_links, Namespace(nodes="e", by_user_id=True, ids_of=None))
+    options = Namespace(nodes="e,a b", by_user_id=True, ids_of=None)
+    assert torch.as_tensor(nodes_asked(lgd.PartitionedDataModule(graph), options)).tolist() == [3, 1]
 
 
 def test_nodes_are_named_by_ids_or_files(tmp_path: Path) -> None:
@@ -303,53 +272,6 @@ def test_nodes_that_are_none_are_refused(
     assert not (tmp_path / "some.npy").exists()
 
 
-@pytest.mark.slow
-def test_predict_by_layer_says_what_batches_say(tmp_path: Path) -> None:
-    config = ["predict", "--config=configs/local_sgd.yaml", *SMALL]
-    writer = f"{{class_path: lightning_gnn_dist.PredictionWriter, init_args: {{path: {tmp_path}/batches.npy}}}}"
-    run_ranks(command, 2, *config, f"--output={tmp_path}/layers.npy", "--budget_megabytes=16")
-    run_ranks(command, 2, *config, f"--trainer.callbacks={writer}")
-    np.testing.assert_allclose(np.load(tmp_path / "layers.npy"), np.load(tmp_path / "batches.npy"), atol=1e-5)
-
-
 def test_predict_without_a_file_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     given = ["predict", "--config=configs/ddp.yaml", "--trainer.logger=false"]
     assert "predict would keep nothing: name a file" in refused(given, capsys, monkeypatch)
-
-
-# From the made-up shop to tables of predictions, by the commands and the configurations that ship.
-
-
-WHERE = {"relational.yaml": "--data.graph", "recommending.yaml": "--data.init_args.split"}  # the option of the graph
-COLUMNS = {
-    "relational.yaml": ["customer_id", "at", "row"],
-    "recommending.yaml": ["question", "sender", "time", "receiver", "score"],
-}
-
-
-@pytest.fixture(scope="module")
-def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("shop")
-    main(["shop", str(folder / "shop"), "--customers", "200"])
-    main(["prepare", str(folder / "shop"), str(folder / "shop_graph")])
-    return folder / "shop_graph"
-
-
-def test_each_configuration_of_a_database_is_tried() -> None:
-    assert WHERE.keys() == COLUMNS.keys() == OF_DATABASES
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")  # another version of the logs
-@pytest.mark.parametrize("name", sorted(OF_DATABASES))
-def test_a_shipped_config_goes_from_tables_to_a_table(name: str, graph: Path, tmp_path: Path) -> None:
-    parquet = pytest.importorskip("pyarrow.parquet")
-    own = [f"--config=configs/{name}", f"--model.init_args.graph={graph}", f"{WHERE[name]}={graph}"]
-    own += [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.enable_progress_bar=false"]
-    own += ["--trainer.log_every_n_steps=1"]
-    run_ranks(command, 2, "fit", *own, "--trainer.max_epochs=1")
-    (checkpoint,) = tmp_path.rglob("*.ckpt")
-    out = tmp_path / "found.parquet"
-    run_ranks(command, 2, "predict", *own, f"--ckpt_path={checkpoint}", f"--output={out}")
-    found = parquet.read_table(out)
-    assert found.column_names == COLUMNS[name] and found.num_rows > 0

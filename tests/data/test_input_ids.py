@@ -1,6 +1,7 @@
 """What batches say of their seeds and edges: labels of seeds alone, and places in the split and in the data."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -100,39 +101,27 @@ class Asking(SAGE):
         return batch.input_id
 
 
-def asked(rank: int, world_size: int, folder: str) -> list[dict[str, list[int]]]:
-    found, options = [], {"sampler": lgd.NeighborSampler([4, 3]), "batch_size": 30}
-    for data in (
-        lgd.PartitionedDataModule(GRAPH, partitioner=lgd.RandomPartitioner(), **options),
-        lgd.PartitionedDataModule(folder, **options),
-    ):
-        model, ddp = Asking(), lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE)
-        fitting = trainer(world_size, ddp, max_epochs=2)
-        fitting.fit(model, data)
-        fitting.predict(model, data)
-        found.append(model.seen)
-    return found
+def asked(rank: int, world_size: int, folder: Path | None) -> dict[str, list[int]]:
+    whole: dict[str, Any] = {"partitioner": lgd.RandomPartitioner()} if folder is None else {}
+    data = lgd.PartitionedDataModule(folder or GRAPH, sampler=lgd.NeighborSampler([4, 3]), batch_size=30, **whole)
+    model, ddp = Asking(), lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE)
+    fitting = trainer(world_size, ddp, max_epochs=2)
+    fitting.fit(model, data)
+    fitting.predict(model, data)
+    return model.seen
 
 
-def test_ranks_share_the_places_of_each_split(tmp_path: Any) -> None:
-    whole = lgd.Graph(GRAPH.indptr, GRAPH.indices, GRAPH.node_arrays, {})
-    lgd.save_shards(whole, lgd.RandomPartitioner()(whole, 2, seed=0), tmp_path / "shards")
-    for one, other in zip(*run_ranks(asked, 2, str(tmp_path / "shards")), strict=True):
-        for kind, split in (("train", "train"), ("val", "val")):
-            count = int(DATA[f"{split}_mask"].sum())
-            assert set(one[kind]) | set(other[kind]) == set(range(count))
-            assert not set(one[kind]) & set(other[kind])
-        assert sorted(one["predict"] + other["predict"]) == list(range(300))
+def check_that_ranks_share_places(folder: Path | None) -> None:
+    one, other = run_ranks(asked, 2, folder)
+    for kind, split in (("train", "train"), ("val", "val")):
+        count = int(DATA[f"{split}_mask"].sum())
+        assert set(one[kind]) | set(other[kind]) == set(range(count))
+        assert not set(one[kind]) & set(other[kind])
+    assert sorted(one["predict"] + other["predict"]) == list(range(300))
 
 
-def test_links_say_which_held_edge_they_are() -> None:
-    split = lgd.split_edges(GRAPH, 0.2, 0.1, negatives=2)
-    data = lgd.LinkDataModule(split, sampler=lgd.NeighborSampler([4]), batch_size=50)
-    for batch in data.val_dataloader():
-        number = int(batch.edge_label.sum())
-        assert split.edges["val"][:, batch.input_id].equal(batch.n_id[batch.edge_label_index[:, :number]])
-    with pytest.raises(AttributeError, match="batches of training links have none"):
-        _ = next(iter(data.train_dataloader())).input_id
+def test_ranks_share_the_places_of_each_split() -> None:
+    check_that_ranks_share_places(None)
 
 
 def test_a_batch_without_them_says_how_to_get_them() -> None:
@@ -172,9 +161,3 @@ def test_batches_of_all_samplers(sampler: Sampler, all_labels: bool) -> None:
         check(batch, graph.node_arrays["y"], all_labels=all_labels)
         sizes.add(len(batch.y) < batch.num_nodes)
     assert (True in sizes) != all_labels
-
-
-def test_batches_of_links() -> None:
-    split = lgd.split_edges(lgd.communities(200, 4, num_features=4), 0.1, 0.1, negatives=2)
-    for batch in all_batches(lgd.LinkDataModule(split, sampler=lgd.NeighborSampler([3, 2]), batch_size=30)):
-        check(batch, split.graph.node_arrays["y"], all_labels=False)

@@ -1,7 +1,6 @@
 """With a precision that ends in "-true" batches come in the type that the model computes in, and its layers run."""
 
 import warnings
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -91,21 +90,6 @@ def test_what_a_step_computes_in_is_not_widened(precision: Any, widen: Any, stor
         quantized = batch.bytes.dtype, "bytes_scale" in batch
         assert quantized == ((torch.int8, True) if widen is False else (of_model or torch.float32, False))
         assert batch.y.dtype == (of_model or (stored if widen is False else torch.float32)), "labels are widened"
-    data.teardown("fit")
-
-
-@pytest.mark.parametrize("boundary", [lgd.Fetch(), None], ids=repr)
-def test_shards_keep_what_the_whole_graph_keeps(boundary: Any, tmp_path: Path) -> None:
-    lgd.save_shards(
-        stored_as(torch.bfloat16), lgd.Partition(torch.zeros(300, dtype=torch.int32), 1), tmp_path / "shares"
-    )
-    options: dict[str, Any] = {} if boundary is None else {"boundary": boundary}
-    data = lgd.PartitionedDataModule(tmp_path / "shares", sampler=lgd.NeighborSampler([4, 3]), batch_size=50, **options)
-    data.trainer = trainer(1, precision="bf16-mixed")
-    data.setup("fit")
-    for loader in (data.train_dataloader(), data.predict_dataloader()):
-        batch = next(iter(loader))
-        assert (batch.x.dtype, batch.y.dtype, batch.bytes.dtype) == (torch.bfloat16, torch.float32, torch.float32)
     data.teardown("fit")
 
 

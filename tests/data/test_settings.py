@@ -44,14 +44,6 @@ def test_an_evaluation_may_draw_neighbours_and_says_once_that_it_estimates(infor
         assert [batch.n_id.tolist() for batch in loader] == [batch.n_id.tolist() for batch in first]
 
 
-def test_held_edges_are_judged_by_the_neighbours_that_are_drawn() -> None:
-    graph = lgd.communities(300, 3, num_features=4, mean_degree=12.0)
-    split = lgd.split_edges(graph, 0.1, 0.1, negatives=3)
-    drawn = lgd.LinkDataModule(split, sampler=lgd.NeighborSampler([5, 5]), evaluation=SOME)
-    for batch in drawn.val_dataloader():
-        assert batch.blocks[-1].adj.crow_indices().diff().max() <= 2
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -73,12 +65,11 @@ def seen(data: pl.LightningDataModule) -> list[list[int]]:
 
 
 def test_batches_follow_seed_everything_and_partitions_do_not() -> None:
-    data, of_links = data_with(), lgd.LinkDataModule(lgd.split_edges(small_graph()), batch_size=50)
+    data = data_with()
     assert (data.seed, seen(data)) == (0, seen(data_with(seed=0)))
-    nodes, links = seen(data), seen(of_links)
+    nodes = seen(data)
     pl.seed_everything(2, verbose=False)
     assert seen(data) == seen(data_with(seed=2)) != nodes
-    assert seen(of_links) != links
     assert seen(data_with(seed=0)) == nodes
     same, other = (data_with(seed).partition(2).assignment for seed in (0, 2))
     assert data.partition(2).assignment.equal(same) and not same.equal(other)
@@ -223,23 +214,11 @@ def pickled(data: Any) -> Any:
     return pickle.loads(pickle.dumps(data))
 
 
-def modules(folder: Path) -> dict[str, Any]:
-    graph, whole = small_graph(), lgd.RandomPartitioner()
-    split = lgd.split_edges(graph)
+def modules(folder: Path) -> list[Any]:
+    graph = small_graph()
     graph.save(folder / "graph")
-    split.save(folder / "split")
-    lgd.save_shards(graph, whole(graph, 1, 0), folder / "shards")
-    lgd.save_shards(split, whole(split.graph, 1, 0), folder / "link_shards")
-    return {
-        "graph": lgd.PartitionedDataModule(graph, batch_size=30),
-        "saved graph": lgd.PartitionedDataModule(
-            folder / "graph", batch_size=30, loading=lgd.Loading(cache_bytes=1 << 12)
-        ),
-        "split": lgd.LinkDataModule(split, batch_size=500),
-        "saved split": lgd.LinkDataModule(folder / "split", batch_size=500),
-        "shards": lgd.PartitionedDataModule(folder / "shards", batch_size=30),
-        "shards of a split": lgd.LinkDataModule(folder / "link_shards", batch_size=500),
-    }
+    saved = lgd.PartitionedDataModule(folder / "graph", batch_size=30, loading=lgd.Loading(cache_bytes=1 << 12))
+    return [lgd.PartitionedDataModule(graph, batch_size=30), saved]
 
 
 def of_a_run(data: Any) -> list[Any]:
@@ -248,34 +227,34 @@ def of_a_run(data: Any) -> list[Any]:
     return [batch.n_id.tolist() for load in (data.train_dataloader, data.val_dataloader) for batch in load()]
 
 
+def check_copies(data: Any) -> None:
+    fresh = pickled(data)
+    there = of_a_run(data)
+    running = copy.deepcopy(data)
+    data.teardown("fit")
+    for made in (fresh, running, pickled(data)):
+        assert of_a_run(made) == there
+        made.teardown("fit")
+
+
 def test_copies_have_the_same_batches(tmp_path: Path) -> None:
-    for name, data in modules(tmp_path).items():
-        fresh = pickled(data)
-        there = of_a_run(data)
-        running = copy.deepcopy(data)
-        data.teardown("fit")
-        for made in (fresh, running, pickled(data)):
-            assert of_a_run(made) == there, name
-            made.teardown("fit")
+    for data in modules(tmp_path):
+        check_copies(data)
 
 
 PAPERS = typed_graph_of_papers(200)
 MADE: dict[str, Callable[..., Any]] = {
     "nodes": partial(lgd.PartitionedDataModule, small_graph(), batch_size=30),
     "types": partial(lgd.PartitionedDataModule, PAPERS, sampler=lgd.NeighborSampler([4, 3]), batch_size=32),
-    "times": partial(lgd.PartitionedDataModule, PAPERS, sampler=lgd.TemporalSampler([4, 3], "time"), batch_size=32),
-    "links": partial(lgd.LinkDataModule, lgd.split_edges(small_graph()), batch_size=500),
-    "links of whole parts": partial(
-        lgd.LinkDataModule, lgd.split_edges(small_graph()), sampler=lgd.WholePartSampler(2)
-    ),
-    "typed links": partial(
-        lgd.LinkDataModule, lgd.split_edges(PAPERS, edge_type=("author", "writes", "paper")), batch_size=99
-    ),
 }
 
 
 @pytest.mark.parametrize("make", MADE.values(), ids=MADE)
 def test_threads_and_bulks_change_nothing(make: Callable[..., Any]) -> None:
+    check_threads_and_bulks(make)
+
+
+def check_threads_and_bulks(make: Callable[..., Any]) -> None:
     def made(loading: lgd.Loading, **options: Any) -> list[Any]:
         loader = make(loading=loading, **options).train_dataloader()
         return [contents(batch) for batch in (*loader, *islice(loader.stream(3), 3))]

@@ -6,7 +6,6 @@ import resource
 import threading
 import time
 import weakref
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +17,11 @@ from torch import Tensor
 from lightning_gnn_dist import (
     Graph,
     Isolated,
-    LinkDataModule,
     Loading,
     NeighborSampler,
     Partition,
     PartitionedDataModule,
     communities,
-    save_shards,
-    split_edges,
 )
 from lightning_gnn_dist.graph.graph import sampled_digest
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs, remembered
@@ -98,28 +94,6 @@ def test_a_part_names_nodes_as_the_graph_does() -> None:
     other = 1 - owner
     batches_of(of(graph), of(graph).part(other, 2), 1, 0, other, 2)
     batches_of(of(graph, loading=Loading(check_values=False)), of(graph).part(owner, 2), 1, 0, owner, 2)
-
-
-def test_links_are_learned_from_no_such_values() -> None:
-    graph, node = spoilt("x", NAN)
-    split = split_edges(graph, 0.1, 0.1, negatives=2)
-    with pytest.raises(ValueError, match=f"x of node {node} is NaN"):
-        next(iter(LinkDataModule(split, sampler=NeighborSampler([2])).train_dataloader()))
-    unchecked = LinkDataModule(split, sampler=NeighborSampler([2]), loading=Loading(check_values=False))
-    next(iter(unchecked.train_dataloader()))
-
-
-def test_a_shard_names_nodes_as_the_graph_did(tmp_path: Path) -> None:
-    graph, node = spoilt("y", -1)
-    save_shards(graph, Partition(torch.zeros(60, dtype=torch.int32), 1), tmp_path / "shards")
-    for is_on in (True, False):
-        data = PartitionedDataModule(
-            tmp_path / "shards", sampler=NeighborSampler([2]), loading=Loading(num_threads=0, check_values=is_on)
-        )
-        data.setup("fit")
-        with pytest.raises(ValueError, match=f"y of node {node} is -1") if is_on else nullcontext():
-            next(iter(data.train_dataloader()))
-        data.teardown("fit")
 
 
 def test_labels_that_are_judged_by_are_looked_at() -> None:

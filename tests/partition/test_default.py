@@ -23,11 +23,15 @@ from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.default import default_partitioner
 
 
-@pytest.fixture
-def without_metis(monkeypatch: pytest.MonkeyPatch) -> None:
+def take_metis_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metis, "pymetis", None)
     monkeypatch.setattr(kaminpar, "kaminpar", None)
     default._tell.cache_clear()
+
+
+@pytest.fixture
+def without_metis(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_metis_away(monkeypatch)
 
 
 def test_metis_is_the_default() -> None:
@@ -68,8 +72,7 @@ def test_without_metis_another_cuts_and_one_line_of_a_host_says_so(
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     graph, sampler = lgd.communities(60, 2, num_features=4), lgd.NeighborSampler([2])
-    links = lgd.LinkDataModule(lgd.split_edges(graph), sampler=sampler, boundary=lgd.Isolated())
-    modules = [lgd.PartitionedDataModule(graph, sampler=sampler), links]
+    modules = [lgd.PartitionedDataModule(graph, sampler=sampler) for _ in range(2)]
     assert [module.partitioner for module in modules] == [lgd.StreamingPartitioner()] * 2
     assert modules[0].part(0, 2).num_nodes < 60
     assert not logged  # one process cuts nothing

@@ -14,6 +14,7 @@ from lightning_gnn_dist import Graph, Partition, PartitionedDataModule, prepare_
 from lightning_gnn_dist.extensions.databases.column_encoder import ColumnEncoder
 from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from lightning_gnn_dist.graph.typed.tables import NEVER, NO_MOMENT, Feature, Tables
+from lightning_gnn_dist.graph.user_ids import columns_for
 from lightning_gnn_dist.prepare import text as text_module
 from lightning_gnn_dist.prepare.engine import Table, Work
 from lightning_gnn_dist.prepare.text import hash_words
@@ -376,3 +377,15 @@ def test_texts_are_sums_of_what_each_word_adds(monkeypatch: pytest.MonkeyPatch) 
             row[(found >> 8) % 64] += 1 if found & 2**31 else -1
         row *= 8 / max(np.linalg.norm(row), 1e-9)
     np.testing.assert_allclose(hash_words(texts), expected, rtol=1e-6)
+
+
+def test_questions_carry_the_columns_of_their_table(tmp_path: Path) -> None:
+    labels = FILES["tasks/stays/labels.csv"].replace(",1\n", ",yes\n").replace(",0\n", ",no\n")
+    prepare_graph(write(tmp_path / "source", FILES | {"tasks/stays/labels.csv": labels}), tmp_path / "graph")
+    columns = columns_for(None, tmp_path / "graph", "stays", 5)(1, np.array([0, 1, 1]))
+    assert {name: column.astype(str).tolist() for name, column in columns.items()} == {
+        "who": ["b7", "a3", "a3"],
+        "at": ["2024-02-02T00:00:00", "2024-02-15T00:00:00", "2024-03-02T00:00:00"],
+        "row": ["0", "1", "1"],
+        "class": ["no", "yes", "yes"],
+    }

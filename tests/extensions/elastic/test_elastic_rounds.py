@@ -20,7 +20,7 @@ from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.elastic.settings import SIGN, waits
 from tests.extensions.elastic.elastic_fitting import AWAITED, TIMEOUT_SECONDS, TWO, Fate, come_back, train
-from tests.link_model import LinkSAGE, held
+from tests.extensions.links.link_model import LinkSAGE, held
 from tests.python_server import fast_python
 from tests.ranks import RankError, run_ranks, start_ranks
 from tests.sage import SAGE

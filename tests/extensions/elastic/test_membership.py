@@ -27,6 +27,7 @@ from lightning_gnn_dist.extensions.elastic.settings import (
 )
 from lightning_gnn_dist.wire import collectives
 from tests.ranks import join, run_ranks
+from tests.test_public import NOT_FOR_GRAPHS, loaded
 
 HAS_TORCHFT = importlib.util.find_spec("torchft") is not None
 
@@ -166,3 +167,7 @@ def test_a_rank_that_is_started_again_is_not_taken_for_the_dead_one(tmp_path: Pa
         assert not is_silent(launcher._sign(0), 6.0) and not waits(launcher._sign(0))
     finally:
         launcher._end_all()
+
+
+def test_the_launcher_needs_neither_pyg_nor_lightning() -> None:
+    assert loaded("import lightning_gnn_dist.extensions.elastic.launcher") & NOT_FOR_GRAPHS == set()

@@ -18,11 +18,12 @@ from torch_geometric.nn import GraphSAGE, SAGEConv
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.wire.collectives import traffic
-from tests.boundary.models import Model, Normed, Ready, learned_by_hand, model, weighted_data, weights_of
+from tests.boundary.models import Model, Normed, learned_by_hand, model, weighted_data, weights_of
 from tests.boundary.test_auto import NEIGHBORS, PARTS, STRATEGIES, bytes_of_parts, cut_graph
 from tests.boundary.test_whole_graph import odd
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
+from tests.extensions.ready_made.models_by_layers import Ready
 from tests.layers.models import NUM_CLASSES, NUM_FEATURES, graph_of
 from tests.ranks import run_ranks
 from tests.strategies.fitting import hear
@@ -249,6 +250,8 @@ def test_what_cannot_be_exchanged_is_refused() -> None:
 def test_settings_that_contradict_an_exchange_are_refused(options: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         data_of(graph_of(weighted_data()), **options)
+    with pytest.raises(TypeError, match="Did you mean 'share'"):
+        lgd.Exchange(shares=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,8 @@ from lightning_gnn_dist.extensions.links.negatives import Candidates
 from lightning_gnn_dist.graph.graph import checked_graph
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.loaders import over
-from tests.sampling.neighborhoods import assert_same
+from tests.samplers import graph_for_all
+from tests.sampling.neighborhoods import CHANGES, assert_same, damaged
 from tests.sampling.reference import random_graph
 
 
@@ -54,6 +55,14 @@ SAMPLERS: list[Sampler] = [
         for normalize in (False, True)
     ),
 ]
+
+
+@pytest.mark.parametrize("sampler", [NeighborSampler([-1, -1]), LadiesSampler([40])], ids=repr)
+def test_edges_that_point_out_of_the_graph_are_refused(sampler: Sampler) -> None:
+    for change in CHANGES:
+        graph = damaged(graph_for_all(), *change)
+        with pytest.raises(ValueError, match=r"indptr|indices"):
+            DeviceSampler(sampler).sample_bulk(graph, [torch.arange(400)], [BatchKey(1, 2, 0)])
 
 
 def bulk(graph: Graph, k: int) -> tuple[list[Tensor], list[BatchKey]]:

@@ -25,6 +25,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.files import FileSource
@@ -377,3 +378,9 @@ def test_held_links_are_judged_the_same_way(large_path: Path, tmp_path: Path, mo
     split_edges(Graph.open(large_path)).save(tmp_path / "split")
     has_free(1 << 12, monkeypatch)
     assert isinstance(source_of(LinkDataModule(tmp_path / "split", sampler=SAMPLER)), FileSource)
+
+
+def test_a_command_tells_of_a_cut_what_ranks_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    communities(2000).save(tmp_path / "graph")
+    main(["inspect", str(tmp_path / "graph"), "--parts", "3", "--partitioner", "random"])
+    assert "if batches have 1,024 seeds and draw 15 and 10 neighbours; " in capsys.readouterr().out

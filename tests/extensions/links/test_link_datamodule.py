@@ -30,6 +30,7 @@ from lightning_gnn_dist import (
     RandomPartitioner,
     Rotate,
     ShadowSampler,
+    StreamingPartitioner,
     SuperNodePartitioner,
     WholePartSampler,
     communities,
@@ -53,10 +54,12 @@ from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_recei
 from lightning_gnn_dist.partition.base import Partitioner
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
+from tests.extensions.links.link_model import LinkSAGE, Targets, held, ranks_by_hand
 from tests.layers.test_sight import NUM_NODES, C, F, Net, W, sparse_data
-from tests.link_model import LinkSAGE, Targets, held, ranks_by_hand
+from tests.partition.test_default import take_metis_away
 from tests.placing import batches_of, most_seeds, placing
 from tests.ranks import run_ranks
+from tests.sampling.neighborhoods import CHANGES, damaged
 from tests.strategies.fitting import State, differs, state_of
 
 NODES, FEATURES = 240, 8
@@ -236,6 +239,7 @@ def test_what_cannot_work_is_refused() -> None:
             {"boundary": Fetch(), "holding": Holding(extra_nodes=0.1)},
             r"boundary=Fetch\(\) sees the whole graph: choose",
         ),
+        ({"boundary": Halo(2, seed_hops=1)}, "is for nodes as seeds, not for edges: leave seed_hops out"),
     ):
         with pytest.raises(ValueError, match=message):
             module_of(split, **options)
@@ -539,3 +543,16 @@ def test_the_default_is_what_the_negatives_allow() -> None:
     assert set(ranking.clone().compute()) == set(ranking.compute())
     with pytest.raises(ValueError, match="With 5 negatives for each edge, Hits@10 is always 1"):
         ranking.update(*batch([1.0], [[0.0] * 5]))
+
+
+def test_negatives_stay_in_the_graph() -> None:
+    for change in CHANGES:
+        graph, nodes = damaged(communities(400), *change), torch.arange(400)
+        receivers, _ = draw_receivers(graph, nodes[None], nodes, 3, key(0, 0, 0, 0))
+        assert int(receivers.min()) >= 0 and int(receivers.max()) < 400
+        has_edges(graph, torch.stack([nodes, nodes]))
+
+
+def test_without_metis_another_partitioner_cuts(monkeypatch: pytest.MonkeyPatch) -> None:
+    take_metis_away(monkeypatch)
+    assert LinkDataModule(small_split(), boundary=Isolated()).partitioner == StreamingPartitioner()

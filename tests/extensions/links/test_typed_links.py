@@ -28,9 +28,12 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.data_fitting import SOME_STRATEGIES, fit_and_test
+from tests.extensions.links.typed_sage import LinkHetero, targets_of
+from tests.pages import blocks
 from tests.placing import batches_of, most_seeds, placed, seeds_and_source
 from tests.ranks import run_ranks
-from tests.typed_sage import LinkHetero, targets_of, typed_graph_of_papers
+from tests.test_readme import after, names, quiet_trainer
+from tests.typed_sage import typed_graph_of_papers
 
 WRITES: EdgeType = ("author", "writes", "paper")
 CITES: EdgeType = ("paper", "cites", "paper")
@@ -305,3 +308,11 @@ def test_a_rank_without_links_is_refused_by_name() -> None:
         most_seeds(data_of(split, partitioner=Partition(apart, 2), boundary=Fetch()), 2)
     with pytest.raises(TypeError, match=r"split must be split_edges\(graph\)"):
         data_of(split.graph)  # type: ignore[arg-type]
+
+
+def test_the_loader_of_links_is_replaced() -> None:
+    (block,), graph = blocks("diff", "migration", "LinkNeighborLoader"), typed_graph_of_papers(200)
+    kind, trainer = ("author", "writes", "paper"), quiet_trainer(accelerator="cpu", devices=1)
+    model = LinkHetero(list(graph.types.edge_types) if graph.types else [], kind)
+    exec(after(block), names(data=graph.to_pyg(), WRITES=kind, model=model, trainer=trainer))
+    assert "mrr" in trainer.callback_metrics

@@ -192,6 +192,8 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
         predict_by_layer(quiet(), model_of("sage"), graph(), path, budget_bytes=1000)
     with pytest.raises(ValueError, match="limit_predict_batches=1 would leave rows without a prediction"):
         predict_by_layer(quiet(limit_predict_batches=1), model_of("sage"), graph(), path)
+    with pytest.raises(TypeError, match=r"predict_by_layer\(\) knows no argument 'ckpt_pth'"):
+        predict_by_layer(quiet(), model_of("sage"), graph(), path, ckpt_pth="x")
     path.touch()
     with pytest.raises(FileExistsError, match=r"rows\.npy exists already.*overwrite=True"):
         predict_by_layer(quiet(), model_of("sage"), graph(), path)

@@ -12,6 +12,7 @@ from lightning_gnn_dist import GrappaStrategy, LocalSGDStrategy, Outer, Overlapp
 from lightning_gnn_dist.extensions.rounded.gradients import RoundedGradients
 from lightning_gnn_dist.extensions.rounded.rounded_mean import ROW
 from lightning_gnn_dist.wire.collectives import traffic
+from tests.cli.test_train import init, parsed
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.rounds.means.test_outer import stopped_and_resumed
@@ -161,3 +162,8 @@ def freeze(rank: int, world_size: int) -> None:
 def test_a_layer_that_one_rank_has_frozen_is_refused() -> None:
     with pytest.raises(RankError, match=r"layers\.4\.weight is frozen on rank 1 and trained on others"):
         run_ranks(freeze, 2)
+
+
+def test_a_configuration_can_name_it() -> None:
+    written = init("LLCGStrategy", reducer=init("Rounded", bits=16))
+    assert parsed(strategy=written).trainer.strategy.reducer == Rounded(16)

@@ -1,5 +1,6 @@
 """Training on shards is training on parts: to the bit, with every exchange across shards."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,18 @@ import torch
 from torch import Tensor
 
 import lightning_gnn_dist as lgd
+from lightning_gnn_dist import Loading, NeighborSampler, Partition, PartitionedDataModule, save_shards
 from lightning_gnn_dist.extensions.shards.home import ShardHome
-from tests.data_fitting import trainer
+from tests.callbacks.test_run_report import fit as fit_with_report
+from tests.callbacks.test_run_report import logged
+from tests.data.test_input_ids import GRAPH, check_that_ranks_share_places
+from tests.data.test_precision import stored_as
+from tests.data.test_settings import check_copies
+from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE, plain_ddp
 from tests.extensions.shards.fitting import Result, all_figures, check_alike
 from tests.graph.parted import in_order_of_parts, in_order_of_shards, typed_graph_of_widths, uneven_partition
+from tests.graph.test_value_check import spoilt
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
@@ -392,3 +400,54 @@ def test_a_graph_without_types_has_no_type_of_seeds(tmp_path: Path) -> None:
     lgd.save_shards(graph, lgd.Partition(torch.zeros(60).int(), 1), tmp_path / "shards")
     with pytest.raises(ValueError, match=r"task \('paper'\) is for a graph with types"):
         lgd.PartitionedDataModule(tmp_path / "shards", task="paper")
+
+
+def test_nobody_cuts_shards_again(tmp_path: Path) -> None:
+    graph, report = lgd.communities(400, 4, num_features=8), lgd.RunReport()
+    lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 1, 0), tmp_path / "shards")
+    data = lgd.PartitionedDataModule(tmp_path / "shards", sampler=lgd.NeighborSampler([3, 3]), batch_size=16)
+    fit_with_report(tmp_path, 1, lgd.LocalSGDStrategy(lgd.EverySteps(2)), [report], data, max_epochs=1)
+    assert report.table and logged(tmp_path, "partition/cut_ratio") == []
+
+
+def test_ranks_share_the_places_of_each_split(tmp_path: Path) -> None:
+    whole = lgd.Graph(GRAPH.indptr, GRAPH.indices, GRAPH.node_arrays, {})
+    lgd.save_shards(whole, lgd.RandomPartitioner()(whole, 2, seed=0), tmp_path / "shards")
+    check_that_ranks_share_places(tmp_path / "shards")
+
+
+def test_a_shard_names_nodes_as_the_graph_did(tmp_path: Path) -> None:
+    graph, node = spoilt("y", -1)
+    save_shards(graph, Partition(torch.zeros(60, dtype=torch.int32), 1), tmp_path / "shards")
+    for is_on in (True, False):
+        data = PartitionedDataModule(
+            tmp_path / "shards", sampler=NeighborSampler([2]), loading=Loading(num_threads=0, check_values=is_on)
+        )
+        data.setup("fit")
+        with pytest.raises(ValueError, match=f"y of node {node} is -1") if is_on else nullcontext():
+            next(iter(data.train_dataloader()))
+        data.teardown("fit")
+
+
+@pytest.mark.parametrize("boundary", [lgd.Fetch(), None], ids=repr)
+def test_shards_keep_what_the_whole_graph_keeps(boundary: Any, tmp_path: Path) -> None:
+    lgd.save_shards(
+        stored_as(torch.bfloat16), lgd.Partition(torch.zeros(300, dtype=torch.int32), 1), tmp_path / "shares"
+    )
+    options: dict[str, Any] = {} if boundary is None else {"boundary": boundary}
+    data = lgd.PartitionedDataModule(tmp_path / "shares", sampler=lgd.NeighborSampler([4, 3]), batch_size=50, **options)
+    data.trainer = trainer(1, precision="bf16-mixed")
+    data.setup("fit")
+    for loader in (data.train_dataloader(), data.predict_dataloader()):
+        batch = next(iter(loader))
+        assert (batch.x.dtype, batch.y.dtype, batch.bytes.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+    data.teardown("fit")
+
+
+def test_copies_have_the_same_batches(tmp_path: Path) -> None:
+    graph, whole = small_graph(), lgd.RandomPartitioner()
+    split = lgd.split_edges(graph)
+    lgd.save_shards(graph, whole(graph, 1, 0), tmp_path / "shards")
+    lgd.save_shards(split, whole(split.graph, 1, 0), tmp_path / "link_shards")
+    check_copies(lgd.PartitionedDataModule(tmp_path / "shards", batch_size=30))
+    check_copies(lgd.LinkDataModule(tmp_path / "link_shards", batch_size=500))

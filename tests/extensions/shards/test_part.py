@@ -16,10 +16,11 @@ from lightning_gnn_dist.extensions.shards import remote_graph
 from lightning_gnn_dist.extensions.shards.part import read_part
 from lightning_gnn_dist.graph.typed.names import have_names
 from tests.batch_contents import check_same
-from tests.boundary.models import MODELS, READY, Weights, check_learned, model, weighted_data, weights_of
+from tests.boundary.models import MODELS, Weights, check_learned, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import odd
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, plain_ddp
+from tests.extensions.ready_made.models_by_layers import READY
 from tests.extensions.shards.graphs import opened
 from tests.graph.parted import (
     in_order_of_parts,

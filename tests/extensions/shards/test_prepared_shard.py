@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import Graph, Partition, communities, save_shards
+from lightning_gnn_dist import Graph, Partition, communities, save_shards, split_edges
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard, TypedBounds
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
@@ -251,6 +251,7 @@ def test_a_shard_is_no_whole_graph(typed_folder: Path, tmp_path: Path) -> None:
     for use in (
         rows.to_pyg,
         lambda: save_shards(rows, Partition(torch.zeros(rows.num_nodes).int(), 1), tmp_path / "b"),
+        lambda: split_edges(rows, 0.5, 0.0),
     ):
         with pytest.raises(ValueError, match="it is a shard, and the whole graph is needed"):
             use()

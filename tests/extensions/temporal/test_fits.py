@@ -1,6 +1,7 @@
 """Data modules by time: wherever a batch comes from, no seed of it sees what it must not, and all else is refused."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import SAGEConv
 
 import lightning_gnn_dist as lgd
@@ -19,11 +20,13 @@ from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
 from lightning_gnn_dist.extensions.temporal import temporal_sampler
 from lightning_gnn_dist.layers.choice import Counter, Judged, seeds_at_once
+from tests.data.test_settings import PAPERS, check_threads_and_bulks
 from tests.data_fitting import SOME_STRATEGIES, trainer
 from tests.every_strategy import every_strategy
 from tests.graph.typed.graphs import small
 from tests.placing import seeds_and_source
 from tests.ranks import run_ranks
+from tests.test_typed_mistakes import WRITES, check_sentences, data_with
 from tests.typed_sage import typed_graph_of_papers
 
 STRATEGIES = every_strategy()
@@ -288,3 +291,79 @@ def test_a_split_by_time_of_a_typed_graph_is_of_one_type() -> None:
         lgd.split_by_time(graph.with_seeds("author"))
     with pytest.raises(ValueError, match=r"No node is left for train: with val=0.4 and test=0.4, 12 labelled nodes of"):
         lgd.split_by_time(graph, val=0.4, test=0.4)
+
+
+def test_threads_and_bulks_change_nothing() -> None:
+    by_time = lgd.TemporalSampler([4, 3], "time")
+    check_threads_and_bulks(partial(lgd.PartitionedDataModule, PAPERS, sampler=by_time, batch_size=32))
+
+
+# Times in several units, and other mistakes.
+
+
+SECONDS = 1_700_000_000 + torch.arange(12)
+
+
+def by_time(**arrays: Any) -> lgd.PartitionedDataModule:
+    return lgd.PartitionedDataModule(
+        lgd.Graph.from_pyg(data_with(**arrays)), sampler=lgd.TemporalSampler([2], "time", "at")
+    )
+
+
+def _of_two_types() -> HeteroData:
+    data = data_with()
+    data["author"].y, data["author"].time = torch.zeros(7).long(), torch.arange(7)
+    return data
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "seeds in seconds, events in milliseconds": (
+        lambda: by_time(at=SECONDS, time=SECONDS * 1000, cites_time=torch.full((40,), 1_700_000_000_000)),
+        r"No seed sees an event: the latest seed is at 1700000011 \(at\), and the earliest event at 1700000000000 "
+        r"\(time\)\. Give both in one unit",
+    ),
+    "a split by times of two types": (
+        lambda: lgd.split_by_time(lgd.Graph.from_pyg(_of_two_types())),
+        r"2 node types have labels and 'time' \(\['paper', 'author'\]\), and one is split: choose it, as in .*'paper'",
+    ),
+}
+
+
+@pytest.mark.parametrize(("act", "message"), MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_about_times(act: Callable[[], Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message) as stop:
+        act()
+    check_sentences(str(stop.value))
+
+
+def test_seeds_that_see_everything_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("lightning_gnn_dist.extensions.temporal.temporal_sampler.rank_zero_info", told.append)
+    by_time(at=torch.full((12,), 90), time=torch.arange(12), cites_time=torch.arange(40))
+    assert told[-1] == (
+        "All seeds see all events: the earliest seed is at 90 (at), and the last event at 39 (time). If that cannot "
+        "be, their units differ."
+    )
+
+
+@pytest.mark.parametrize(
+    ("unit", "said"),
+    [
+        (1000, "No seed sees edges of these types, by their time: paper__cites__paper (1700000000000 to 170000003900"),
+        (1, None),
+        (1e-3, "Every seed sees all edges of these types, by their time: paper__cites__paper (1700000 to 1700000)."),
+    ],
+)
+def test_a_type_of_edges_in_another_unit_is_told(
+    monkeypatch: pytest.MonkeyPatch, unit: float, said: str | None
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("lightning_gnn_dist.extensions.temporal.temporal_sampler.rank_zero_info", told.append)
+    of_cites = ((1_700_000_000 + torch.arange(40)) * unit).long()
+    data = data_with(time=SECONDS, cites_time=of_cites)
+    data[WRITES].time = 1_700_000_000 + torch.arange(data[WRITES].num_edges) % 12
+    lgd.PartitionedDataModule(lgd.Graph.from_pyg(data), sampler=lgd.TemporalSampler([2], "time"))
+    about = [line for line in told if "units differ" in line]
+    assert len(about) == (said is not None) and (said is None or about[0].startswith(said))
+    if said is not None:
+        assert "Seeds are at 1700000000 to 1700000011. If that cannot be, their units differ: give" in about[0]

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.extensions.shards.index import Shard
 from lightning_gnn_dist.graph.storage import contents, store
 from lightning_gnn_dist.graph.storage.npy import header_of
 from lightning_gnn_dist.graph.storage.saved import open_graph
@@ -251,8 +250,6 @@ def saved_whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, seed in (("mine", 0), ("other", 1)):
         graph = graph_of(seed)
         graph.save(root / name / "graph")
-        lgd.split_edges(graph, negatives=3).save(root / name / "links")
-        lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 2, 0), root / name / "shares")
     return root
 
 
@@ -357,16 +354,11 @@ def test_edges_that_point_nowhere_are_refused(
         lgd.Graph.open(path)
 
 
-OPENED: dict[str, Callable[[Path], Any]] = {"graph": lgd.Graph.open, "links": lgd.LinkSplit.open}
-OPENED["shares"] = lambda path: Shard.open(path, 0)
-
-
 @pytest.mark.parametrize("damage", OF_TEXT.values(), ids=OF_TEXT)
 def test_a_damaged_description_is_refused(saved_whole: Path, tmp_path: Path, damage: Damage) -> None:
-    for what, file in (("graph", "meta.json"), ("links", "meta.json"), ("shares", "shares.json")):
-        path = damaged(saved_whole, tmp_path, what, file, damage)
-        with pytest.raises((ValueError, FileNotFoundError), match=f"{path}"):
-            OPENED[what](path)
+    path = damaged(saved_whole, tmp_path, "graph", "meta.json", damage)
+    with pytest.raises((ValueError, FileNotFoundError), match=f"{path}"):
+        lgd.Graph.open(path)
 
 
 ENTRIES = ["version", "fingerprint", "arrays", "dtype", "shape", "xxh64"]
@@ -457,28 +449,3 @@ def test_where_nobody_writes_the_mark_is_in_the_users_cache(
 def test_files_are_read_only(saved_whole: Path) -> None:
     files = list((saved_whole / "mine").rglob("*.npy"))
     assert files and not any(file.stat().st_mode & 0o222 for file in files)
-
-
-@pytest.mark.parametrize(
-    ("what", "file", "damage"),
-    [
-        ("shares", "share-00000/indices.npy", entry(3, NUM_NODES)),
-        ("shares", "share-00000/indices.npy", entry(3, -1)),
-        ("shares", "share-00000/nodes/n_id.npy", array(lambda ids: np.where(ids == ids[1], ids[0], ids))),
-        ("shares", "share-00000/nodes/n_id.npy", array(lambda ids: ids - 100)),
-        ("shares", "shares.json", changed(lambda raw: raw.replace(b'"nodes": [\n  0', b'"nodes": [\n  9'))),
-        ("shares", "shares.json", changed(lambda raw: raw.replace(b'"edges": [\n  0', b'"edges": [\n  -1'))),
-        ("shares", "shares.json", changed(lambda raw: raw.replace(b'"nodes": [\n  0,', b'"nodes": [\n  0, 0,'))),
-        ("links", "links/val_edges.npy", another_kind(str)),
-        ("links", "links/val_edges.npy", array(lambda ends: ends + 1000)),
-        ("links", "links/undirected.npy", array(lambda flag: flag.astype(np.int64))),
-        ("links", "links/undirected.npy", array(np.zeros_like)),
-        ("links", "links/val_edges.npy", array(np.zeros_like)),
-        ("links", "indices.npy", entry(7, 10**9)),
-    ],
-)
-def test_what_does_not_fit_is_refused(saved_whole: Path, tmp_path: Path, what: str, file: str, damage: Damage) -> None:
-    path = damaged(saved_whole, tmp_path, what, file, damage)
-    said = str(path) if what == "links" else r"damaged|is not the file|come from two divisions"
-    with pytest.raises(ValueError, match=said):
-        OPENED[what](path)

@@ -42,6 +42,7 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from tests.batch_contents import check_same
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy, plain_ddp
+from tests.extensions.links.link_model import LinkSAGE, Targets, held, ranks_by_hand
 from tests.extensions.shards.graphs import joined
 from tests.extensions.shards.links.splits import (
     CITES,
@@ -63,7 +64,6 @@ from tests.extensions.shards.links.splits import (
     unequal,
 )
 from tests.graph.parted import small_graph
-from tests.link_model import LinkSAGE, Targets, held, ranks_by_hand
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import State, differs, state_of
 

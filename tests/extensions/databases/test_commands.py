@@ -1,0 +1,39 @@
+"""From the made-up shop to tables of predictions, by the commands and the configurations that ship."""
+
+from pathlib import Path
+
+import pytest
+
+from lightning_gnn_dist.cli.main import main
+from tests.cli.test_train import command
+from tests.ranks import run_ranks
+
+WHERE = {"relational.yaml": "--data.graph", "recommending.yaml": "--data.init_args.split"}  # the option of the graph
+COLUMNS = {
+    "relational.yaml": ["customer_id", "at", "row"],
+    "recommending.yaml": ["question", "sender", "time", "receiver", "score"],
+}
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shop")
+    main(["shop", str(folder / "shop"), "--customers", "200"])
+    main(["prepare", str(folder / "shop"), str(folder / "shop_graph")])
+    return folder / "shop_graph"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")  # another version of the logs
+@pytest.mark.parametrize("name", WHERE)
+def test_a_shipped_config_goes_from_tables_to_a_table(name: str, graph: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    own = [f"--config=configs/{name}", f"--model.init_args.graph={graph}", f"{WHERE[name]}={graph}"]
+    own += [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.enable_progress_bar=false"]
+    own += ["--trainer.log_every_n_steps=1"]
+    run_ranks(command, 2, "fit", *own, "--trainer.max_epochs=1")
+    (checkpoint,) = tmp_path.rglob("*.ckpt")
+    out = tmp_path / "found.parquet"
+    run_ranks(command, 2, "predict", *own, f"--ckpt_path={checkpoint}", f"--output={out}")
+    found = parquet.read_table(out)
+    assert found.column_names == COLUMNS[name] and found.num_rows > 0
