@@ -25,8 +25,8 @@ from torch_geometric.nn import HeteroConv, MessagePassing, Sequential
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist.layers.choice import Judged
-from lightning_gnn_dist.layers.model_layers import offered
 from lightning_gnn_dist.layers.through_layers import has_layers
+from lightning_gnn_dist.names import offered
 from lightning_gnn_dist.sampling.base import Sampler
 
 # The functions by which layers count degrees, and within how many hops more all edges of a node are there: those into
