@@ -43,7 +43,7 @@ def drawn_reads(graph: Graph, sampler: NeighborSampler, batch_size: int) -> Tens
 def lines(graph: Graph, sampler: NeighborSampler, batch_size: int) -> Iterator[str]:
     drawn = drawn_reads(graph, sampler, batch_size)
     choices = {
-        "plan": expected_reads(graph, sampler, batch_size).of_nodes,
+        "plan": expected_reads(graph, sampler, batch_size),
         "degrees": torch.bincount(graph.indices.to(torch.int64), minlength=graph.num_nodes).to(torch.float64),
         "at best": drawn,
     }

@@ -9,7 +9,7 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "by time": "lightning_gnn_dist.extensions.temporal.temporal_sampler:TemporalSampler",
     "best links": "lightning_gnn_dist.extensions.links.best_links:best_links",
     "layers of PyG": "lightning_gnn_dist.extensions.ready_made.found:FoundLayers",
-    "layers beyond memory": "lightning_gnn_dist.extensions.passes.evaluation:beyond_memory",
+    "layers beyond memory": "lightning_gnn_dist.extensions.passes.layer_pass:beyond_memory",
     "rows of all nodes": "lightning_gnn_dist.extensions.passes.prediction:predict_by_layer",
     "one hop more": "lightning_gnn_dist.extensions.sight.probe:Probe",
     "exchange": "lightning_gnn_dist.extensions.exchange.boundary:Exchange",

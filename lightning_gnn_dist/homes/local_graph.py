@@ -31,8 +31,7 @@ from lightning_gnn_dist.homes.residency import Fixed, Holding, Residency, bytes_
 from lightning_gnn_dist.homes.run import Host, RunContext
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.choice import Counter, Judged, seeds_at_once
-from lightning_gnn_dist.layers.layer_pass import Pass as LayersPass
-from lightning_gnn_dist.layers.layer_pass import pass_over
+from lightning_gnn_dist.layers.layer_pass import LayerPass, pass_over
 from lightning_gnn_dist.layers.layered_loader import ReadyRows
 from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, whole_graph_arrays
@@ -545,8 +544,8 @@ class LocalGraph(GraphAccess):
         if model.norm is not None:  # such a layer takes all rows at once, so every rank computes them
             seeds, num_ranks = torch.arange(self.graph.num_nodes), 1
 
-        def pass_of(model: ModelLayers, channel: Channel, own: Callable[[], Tensor]) -> LayersPass:
-            own_seeds = own if model.norm is None else lambda: seeds
+        def pass_of(model: ModelLayers, channel: Channel, own: Callable[[], Tensor]) -> LayerPass:
+            own_seeds = own() if model.norm is None else seeds
             return pass_over(self.graph, seeds, own_seeds, model, channel, run.work)
 
         assert run.trainer is not None

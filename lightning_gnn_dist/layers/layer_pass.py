@@ -8,10 +8,12 @@ Every rank has the graph, computes nodes that cost as much as those of the other
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Protocol
+from itertools import pairwise
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -39,6 +41,7 @@ _MESSAGES = 2  # rows that a layer makes for each edge: a sender's, and what att
 _FORM = 8  # numbers that tell the type and shape of a row
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 
+Ids = Tensor | range
 Progress = Callable[[int], object]
 
 
@@ -58,56 +61,6 @@ class Work(NamedTuple):
     widen: Widen
     budget_bytes: int
     bytes_there: int | None = None
-
-
-class Rows(Protocol):
-    """Rows of some nodes."""
-
-    def take(self, nodes: Sequence[Tensor]) -> RowsOfTypes:
-        """Return the rows of some nodes of each type."""
-        ...
-
-
-class HasInputs(Protocol):
-    """Nodes whose input rows a batch of some of them can promise."""
-
-    @property
-    def types(self) -> TypeOffsets:
-        """The types of the graph."""
-        ...
-
-    @property
-    def names_in_batches(self) -> NamesOfTypes:
-        """The names of a batch's arrays."""
-        ...
-
-    def inputs(self, kind: int, name: str, nodes: Tensor) -> Tensor | None:
-        """The rows of an array of a node type, by its number, or None if there is none of that name."""
-        ...
-
-
-class Pass(Protocol):
-    """Computes the layers of a model for the nodes that lead to some seeds, on all ranks together."""
-
-    @property
-    def nodes(self) -> HasInputs:
-        """What the seeds have beside these rows."""
-        ...
-
-    @property
-    def num_rows(self) -> int:
-        """How many rows this rank computes."""
-        ...
-
-    def try_one(self, layer: Layer) -> None:
-        """Compute the first layer for one node, if this rank has some. Not collective."""
-
-    def rows(self, layers: Sequence[Layer], progress: Progress) -> Rows:
-        """Compute the layers; return the rows of the last one for this rank's seeds. Collective.
-
-        ``progress`` is called with the number of nodes whose rows were computed.
-        """
-        ...
 
 
 class Way:
@@ -132,64 +85,103 @@ class Way:
 
 
 class GraphNodes:
-    """Nodes of a graph that a rank has at hand, with all their in-neighbours.
+    """The nodes of a graph that a rank computes rows for, with all their in-neighbours.
 
     Args:
-        graph: The graph.
+        graph: The graph, or those of its nodes that are here, and the edges into them.
+        starts: The first node of each rank's range, and the number of nodes. Default: ranks own no ranges.
         widen: Make float32 of narrower features, of all or of all but one type.
         more: Further arrays with a row for each node.
         offsets: The first id of each node type in the graph by whose ids nodes are told. Default: in this one.
         seed_type: The node type that batches say their seeds are of. Default: the first.
+
+    Attributes:
+        rows: The graph.
+        bytes_per_edge: Bytes of one edge's arrays.
+        most_rows: The nodes that a batch can have at most.
     """
 
     def __init__(
         self,
         graph: Graph,
+        starts: Tensor | None = None,
         *,
         widen: Widen = True,
         more: Mapping[str, Tensor] = {},  # never changed
         offsets: Sequence[int] | None = None,
         seed_type: str | None = None,
     ) -> None:
-        self._graph, self._widen, types = graph, widen, graph.types
+        self.rows, self._starts, self._widen, types = graph, starts, widen, graph.types
         self.offsets = types.offsets if offsets is None else offsets
         self._seed_type = types.node_types[0] if seed_type is None else seed_type
         self._features = [_named(arrays, FEATURES) for arrays in types.node_arrays.values()]
         others = {kind: _named(arrays, arrays.keys() - set(FEATURES)) for kind, arrays in types.node_arrays.items()}
         self._others = with_arrays(with_arrays_of_types(graph, others), more)
-        self.bytes_per_edge = max(map(bytes_per_row, types.edge_arrays.values()))
-        self.most_rows = graph.num_nodes
+        self.bytes_per_edge, self.most_rows = max(map(bytes_per_row, types.edge_arrays.values())), graph.num_nodes
 
     @property
     def types(self) -> TypeOffsets:
-        return self._graph.types
+        """The types of the graph by whose ids nodes are told."""
+        return self.rows.types
 
-    @cached_property
-    def names_in_batches(self) -> NamesOfTypes:
-        return names_of_types(self._graph.types, widen=self._widen)
+    def rows_at(self, nodes: Ids) -> Ids:
+        """The places of own nodes in ``rows``."""
+        return nodes
 
-    @property
-    def bytes_of_inputs(self) -> int:
-        """The bytes of the largest input row."""
+    def ids_in_type(self, kind: int, nodes: Tensor) -> Tensor:
+        """The ids of own nodes of a type in that type, of shards those of before the graph was divided."""
+        return nodes - self.offsets[kind]
+
+    def by_owner(self, nodes: Tensor) -> list[Tensor]:
+        """Divide increasing nodes by the rank that owns them."""
+        assert self._starts is not None
+        return list(nodes.tensor_split(torch.searchsorted(nodes, self._starts[1:-1])))
+
+    def senders(self, nodes: Ids) -> Tensor:
+        """Some own nodes and all that send to them, in increasing order."""
+        return Neighbourhoods(self.rows, 1).senders(ids_of(nodes))
+
+    def prepare(self, nodes: Ids, seeds: Tensor) -> int:
+        """Have the input rows of these nodes and seeds at hand; return the bytes of one. Collective."""
         rows = [self._taken(arrays, torch.empty(0, dtype=torch.int64)) for arrays in self._features]
         others = self._others.types.node_arrays.values()
         return max(bytes_per_row(row) + bytes_per_row(more) for row, more in zip(rows, others, strict=True))
 
-    def one_hop(self, at: Tensor, rows: Rows | None, way: Way) -> Any:
-        """A batch of nodes at some places with all their in-neighbours. Its ``x`` are ``rows``, or the input rows.
+    @cached_property
+    def names_in_batches(self) -> NamesOfTypes:
+        """The names of a batch's arrays."""
+        return names_of_types(self.rows.types, widen=self._widen)
+
+    def one_hop(self, nodes: Tensor, rows: LayerRows | None, way: Way) -> Any:
+        """A batch of own nodes with all their in-neighbours. Its ``x`` are ``rows``, or the input rows.
 
         It is made in RAM, but for rows that lie on the device. Its ``x0`` are the input rows, which ``way`` brings to
         the device when they are read.
         """
-        (sample,) = NeighborSampler([-1]).sample_bulk(self._graph, [at], [BatchKey(0, 0, 0)])
+        batch, places = self._around(nodes)
+
+        def read(number: int) -> Tensor:
+            found = self._inputs(number, places[number], way.pool)
+            if found is None:
+                raise AttributeError("x0 is the input rows x, and these nodes have none.")
+            return way.inputs(found)
+
+        for number, store in enumerate(batch.node_stores):
+            store["batch_size"] = store["num_sampled_nodes"][0]
+            store.promise_x0(partial(read, number))
+        x = [self._inputs(*of, way.pool) for of in enumerate(places)] if rows is None else rows.take(self._ids(places))
+        return with_rows(batch, x) if any(each is not None for each in x) else batch
+
+    def _around(self, nodes: Tensor) -> tuple[Any, list[Tensor]]:
+        """The batch without features, and the places of its nodes in their types."""
+        at = ids_of(self.rows_at(nodes))
+        (sample,) = NeighborSampler([-1]).sample_bulk(self.rows, [at], [BatchKey(0, 0, 0)])
         content = Content.of(self._others, sample, self._seed_type)
-        batch, of_types = self._made(content), content.apart.nodes
-        inputs = partial(self._inputs, pool=way.pool)
-        x = [inputs(*of) for of in enumerate(of_types)] if rows is None else rows.take(self._ids(of_types))
-        return batch_of_layer(batch, x, inputs, of_types, way)
+        return self._made(content), content.apart.nodes
 
     def inputs(self, kind: int, name: str, nodes: Tensor) -> Tensor | None:
-        arrays = self._graph.types.node_arrays[self._graph.types.node_types[kind]]
+        """The rows of an array of a node type, by its number, or None if there is none of that name."""
+        arrays = self.rows.types.node_arrays[self.rows.types.node_types[kind]]
         at = nodes - self.offsets[kind]
         if name == "n_id" and name not in arrays:
             return at
@@ -197,7 +189,7 @@ class GraphNodes:
 
     def _ids(self, of_types: list[Tensor]) -> list[Tensor]:
         """The nodes at some places among those of each type."""
-        return [at + start for at, start in zip(of_types, self._graph.types.offsets, strict=False)]
+        return [at + start for at, start in zip(of_types, self.rows.types.offsets, strict=False)]
 
     def _made(self, content: Content) -> Any:
         """The batch without features."""
@@ -221,47 +213,213 @@ class LayerNodes(NamedTuple):
         held: The nodes whose rows it has in the end, computed or received.
     """
 
-    nodes: Tensor | range
+    nodes: Ids
     wanted: Tensor
     told: list[Tensor]
-    held: Tensor | range
+    held: Ids
 
 
-class RowsInRam:
-    """Rows that a layer makes of some nodes.
+class RamTable:
+    """A row in RAM for each of some nodes of a type.
+
+    Args:
+        ids: The nodes, in increasing order.
+        like: Rows of the type and shape that theirs have.
+    """
+
+    def __init__(self, ids: Ids, like: Tensor) -> None:
+        self.like = torch.empty((0, *like.shape[1:]), dtype=like.dtype)
+        self._rows, self._place = self.like.new_empty((len(ids), *like.shape[1:])), places_in(ids)
+
+    def write(self, nodes: Tensor, rows: Tensor) -> None:
+        self._rows[self._place(nodes)] = rows.cpu()
+
+    def take(self, nodes: Tensor) -> Tensor:
+        return gather_rows(self._rows, self._place(nodes))
+
+
+class LayerRows:
+    """Rows of nodes of all types: a table for each type that has some, made when the first of them come.
 
     Args:
         ids: The nodes of each type, in increasing order.
-        likes: Rows of the type and shape that theirs have; None for a type that has none.
+        says: What makes the rows, for error messages.
     """
 
-    def __init__(self, ids: Sequence[Tensor], likes: RowsOfTypes) -> None:
-        self._ids = ids
-        # Where ids follow each other, a place is a difference.
-        self._firsts = [int(of[0]) if len(of) and int(of[-1] - of[0]) + 1 == len(of) else None for of in ids]
-        self.of_types = [
-            None if like is None else torch.empty((len(of), *like.shape[1:]), dtype=like.dtype)
-            for of, like in zip(ids, likes, strict=True)
-        ]
-        self.bytes_of_row = max((rows[:1].nbytes for rows in self.of_types if rows is not None), default=0)
+    def __init__(self, ids: Sequence[Ids], says: str) -> None:
+        self._ids, self._says = ids, says
+        self.of_types: list[Any] = [None] * len(ids)
+        self._without = [0] * len(ids)  # nodes of each type that were written without rows
 
-    def write(self, nodes: Sequence[Tensor], of_types: RowsOfTypes) -> None:
-        """Set the rows of some nodes of each type."""
-        for kind, rows in enumerate(of_types):
-            if rows is not None and (table := self.of_types[kind]) is not None:
-                table[self._places(kind, nodes[kind])] = rows
+    def make(self, likes: RowsOfTypes) -> None:
+        """Make the tables of those types that have rows of some type and shape, and no table yet."""
+        for number, like in enumerate(likes):
+            if self.of_types[number] is None and like is not None:
+                self.of_types[number] = self._made(self._ids[number], like)
+            if self.of_types[number] is not None and self._without[number]:
+                raise TypeError(
+                    f"{self._says} returned rows of a type on some ranks or for some batches, and none for "
+                    f"{self._without[number]} other nodes of it: return a row for each of the first "
+                    "batch[kind].batch_size nodes of a type, or never a row of it."
+                )
+
+    def _made(self, ids: Ids, like: Tensor) -> Any:
+        return RamTable(ids, like)
+
+    @property
+    def likes(self) -> RowsOfTypes:
+        """No rows, of the type and shape that each table's rows have."""
+        return [None if table is None else table.like for table in self.of_types]
+
+    @property
+    def bytes_of_row(self) -> int:
+        """The bytes of the largest row."""
+        return max((bytes_per_row({"": like}) for like in self.likes if like is not None), default=0)
+
+    def write(self, nodes: Sequence[Tensor], rows: RowsOfTypes) -> None:
+        """Set the rows of some nodes of each type; rows of a type are there for all of its nodes or for none."""
+        for number, (ids, some) in enumerate(zip(nodes, rows, strict=True)):
+            self._without[number] += len(ids) if some is None else 0
+        self.make(rows)
+        for table, ids, some in zip(self.of_types, nodes, rows, strict=True):
+            if some is not None:
+                table.write(ids, some)
 
     def take(self, nodes: Sequence[Tensor]) -> RowsOfTypes:
-        of_types = enumerate(zip(self.of_types, nodes, strict=True))
-        return [None if rows is None else gather_rows(rows, self._places(kind, of)) for kind, (rows, of) in of_types]
-
-    def _places(self, kind: int, nodes: Tensor) -> Tensor:
-        first = self._firsts[kind]
-        return torch.searchsorted(self._ids[kind], nodes) if first is None else nodes - first
+        return [None if table is None else table.take(ids) for table, ids in zip(self.of_types, nodes, strict=True)]
 
 
-class RamPass:
-    """A pass whose rows lie in RAM, over a graph that every rank has.
+class LayerPass:
+    """One pass over the layers of a model, with rows in RAM. All ranks make it together.
+
+    Args:
+        nodes: The nodes of this rank.
+        channel: The ranks that share the work.
+        work: How rows are computed.
+        norm: The name of a layer that needs the rows of all nodes in one batch, or None.
+        widest: Bytes of the largest row that a layer may make.
+
+    Attributes:
+        planned: For each layer, the nodes that it computes, sends and receives, which :meth:`plan` has found.
+        says: What is computed, for error messages.
+    """
+
+    def __init__(
+        self, nodes: GraphNodes, channel: Channel, work: Work, norm: str | None = None, widest: int = 0
+    ) -> None:
+        self.nodes, self.channel, self.work, self.norm = nodes, channel, work, norm
+        self.planned, self._widest, self.says = list[LayerNodes](), widest, "Layer 0 of layers()"
+        self._way = Way(work.device, work.dtype)
+
+    def plan(self, wanted_of_layers: Sequence[Tensor]) -> Self:
+        """Find, for each layer, the nodes that lead to rows of some nodes behind any of them. Collective.
+
+        Args:
+            wanted_of_layers: For each layer, the nodes whose rows this rank wants, in increasing order.
+        """
+        layers, wanted = list[LayerNodes](), wanted_of_layers[-1]
+        for of_layer in reversed(wanted_of_layers):
+            wanted = torch.cat([wanted, of_layer]).unique() if len(of_layer) and layers else wanted
+            told = self.channel.exchange(self.nodes.by_owner(wanted))
+            own = told[0] if len(told) == 1 else torch.cat(told).unique()
+            held = own if len(told) == 1 else torch.cat([own, wanted]).unique()
+            layers.insert(0, LayerNodes(own, wanted, told, held))
+            wanted = self.nodes.senders(own)
+        self.planned, self._bytes_in = layers, self.nodes.prepare(wanted, wanted_of_layers[-1])
+        return self
+
+    def plan_for(self, seeds: Tensor, num_layers: int) -> Self:
+        """Plan for rows of this rank's seeds, which increase, behind the last layer. Collective."""
+        return self.plan([seeds[:0]] * (num_layers - 1) + [seeds])
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows this rank computes."""
+        return sum(len(of_layer.nodes) for of_layer in self.planned)
+
+    def try_one(self, layer: Layer) -> None:
+        """Compute the first layer for one node, if this rank has some. Not collective."""
+        self._begin()
+        if len(nodes := self.planned[0].nodes):
+            self._outputs(layer, ids_of(nodes[:1]), None)
+
+    def rows(self, layers: Sequence[Layer], progress: Progress = lambda _: None) -> LayerRows:
+        """Compute the layers; return the rows of the last one for this rank's seeds. Collective.
+
+        Args:
+            layers: The layers, as many as were planned.
+            progress: Called with the number of nodes whose rows were computed.
+        """
+        return deque(self.tables(layers, progress), maxlen=1).pop()
+
+    def tables(self, layers: Sequence[Layer], progress: Progress = lambda _: None) -> Iterator[LayerRows]:
+        """Compute the layers; yield the rows of each for the nodes that are held of it. Collective."""
+        rows, offsets = None, self.nodes.offsets
+        self._begin()
+        for number, (layer, of_layer) in enumerate(zip(layers, self.planned, strict=False)):
+            self.says = f"Layer {number} of layers()"
+            before, rows = rows, self._new_rows(by_type(of_layer.held, offsets))
+            for nodes, outputs in self._batches(layer, of_layer.nodes, before):
+                rows.write([ids_of(ids) for ids in by_type(nodes, offsets)], outputs)
+                progress(len(nodes))
+            if self.channel.size > 1:
+                rows.make(agreed_forms(self.channel, rows.likes, self.says))
+                self._exchange(of_layer, rows)
+            yield rows
+
+    def _begin(self) -> None:  # optional
+        """Find out how much memory there is for a pass."""
+
+    def _new_rows(self, ids: Sequence[Ids]) -> LayerRows:
+        return LayerRows(ids, self.says)
+
+    def _batches(self, layer: Layer, nodes: Ids, before: LayerRows | None) -> Iterator[tuple[Tensor, RowsOfTypes]]:
+        """Yield the nodes of each batch of a layer, and their rows by types."""
+        bytes_in = self._bytes_in if before is None else before.bytes_of_row
+        budget, edges, start = self.work.budget_bytes, edges_before(self.nodes, nodes), 0
+        foreseen = partial(bytes_foreseen, self.nodes, edges, bytes_in, max(bytes_in, self._widest))
+        while start < len(nodes):
+            stop = self._stop(partial(foreseen, start), start, len(nodes), _FOR_A_BATCH * budget, budget)
+            some = ids_of(nodes[start:stop])
+            yield some, self._outputs(layer, some, before)[1]
+            start = stop
+
+    def _stop(self, foreseen: Callable[[int], float], start: int, count: int, allowed: float, most: int) -> int:
+        """Where a batch of some of so many nodes ends, given what it would take and may take."""
+        if self.norm is None:
+            return start + max(1, bisect_right(range(start + 1, count + 1), allowed, key=foreseen))
+        if foreseen(count) > most:
+            raise ValueError(
+                f"{self.norm} takes the rows of all {count} nodes at once: about {foreseen(count) / 1e9:.1f} GB for a "
+                f"layer, and an evaluation may take {most / 1e9:.1f} GB. Allow more with "
+                "Evaluation(bytes=...), or budget_bytes=... of predict_by_layer, or choose a norm of single rows such "
+                "as BatchNorm."
+            )
+        return count
+
+    def _outputs(self, layer: Layer, nodes: Tensor, before: LayerRows | None) -> tuple[Any, RowsOfTypes]:
+        """A batch of a layer, and the rows of its seeds."""
+        batch = self._way.batch(self.nodes.one_hop(nodes, before, self._way))
+        return batch, outputs_of(layer, batch, self.says)
+
+    def _exchange(self, of_layer: LayerNodes, rows: LayerRows) -> None:
+        """Send the rows that other ranks need, and receive those that this one does. Collective."""
+        own, asked, told = self.channel.rank, self.nodes.by_owner(of_layer.wanted), list(of_layer.told)
+        asked[own], told[own] = asked[own][:0], told[own][:0]
+        of_types = by_types(asked, self.nodes.offsets), by_types(told, self.nodes.offsets)
+        for table, asked_of, told_of in zip(rows.of_types, *of_types, strict=True):
+            if table is not None:
+                self._fetch(table, asked_of, told_of)
+
+    def _fetch(self, table: Any, asked: list[Tensor], told: list[Tensor]) -> None:
+        """Write the rows of nodes that each rank sends here into a table, and send each those of others. Collective."""
+        came = self.channel.exchange([table.take(ids) for ids in told], list(map(len, asked)))
+        for ids, rows in zip(asked, came, strict=True):
+            table.write(ids, rows)
+
+
+def pass_over(graph: Graph, seeds: Tensor, own: Tensor, model: ModelLayers, channel: Channel, work: Work) -> LayerPass:
+    """Return a pass over a graph that every rank has; where RAM is short, or a device computes, that of an extension.
 
     Args:
         graph: The graph.
@@ -271,130 +429,21 @@ class RamPass:
         channel: The ranks that share the work.
         work: How rows are computed.
     """
-
-    def __init__(
-        self, graph: Graph, seeds: Tensor, own: Tensor, model: ModelLayers, channel: Channel, work: Work
-    ) -> None:
-        self.nodes = GraphNodes(graph, widen=work.widen, more=whole_graph_arrays(model.layers, graph))
-        self._graph, self._model, self._channel, self._budget_bytes = graph, model, channel, work.budget_bytes
-        self._way, none = Way(work.device, work.dtype), own[:0]
-        self._starts = divided(graph, seeds, len(model.layers), channel.size)
-        self._planned = planned(self, channel, [*[none] * (len(model.layers) - 1), own])[0]
-        self.num_rows = sum(len(of_layer.nodes) for of_layer in self._planned)
-
-    def by_owner(self, nodes: Tensor) -> list[Tensor]:
-        """Divide increasing nodes by the rank that owns them."""
-        return list(nodes.tensor_split(torch.searchsorted(nodes, self._starts[1:-1])))
-
-    def senders(self, nodes: Tensor) -> Tensor:
-        """Some own nodes and all that send to them, in increasing order."""
-        return Neighbourhoods(self._graph, 1).senders(nodes)
-
-    def try_one(self, layer: Layer) -> None:
-        if len(own := ids_of(self._planned[0].nodes)):
-            self._outputs(layer, own[:1], None, "Layer 0 of layers()")
-
-    def rows(self, layers: Sequence[Layer], progress: Progress) -> RowsInRam:
-        rows: RowsInRam | None = None
-        for number, (layer, of_layer) in enumerate(zip(layers, self._planned, strict=True)):
-            says, found = f"Layer {number} of layers()", list[tuple[list[Tensor], RowsOfTypes]]()
-            for nodes in self._batches(ids_of(of_layer.nodes), rows):
-                found.append((by_type(nodes, self.nodes.offsets), self._outputs(layer, nodes, rows, says)))
-                progress(len(nodes))
-            rows = self._joined(found, of_layer, says)
-        assert rows is not None
-        return rows
-
-    def _batches(self, nodes: Tensor, before: RowsInRam | None) -> Iterator[Tensor]:
-        """Yield nodes whose rows are computed at once."""
-        bytes_in = self.nodes.bytes_of_inputs if before is None else before.bytes_of_row
-        edges = starts_of(degrees_of(self._graph.indptr, nodes))
-        foreseen = partial(bytes_foreseen, self.nodes, edges, bytes_in, max(bytes_in, widest_row(self._model.owner)))
-        if self._model.norm is not None:
-            check_all_at_once(self._model.norm, len(nodes), foreseen(0, len(nodes)), self._budget_bytes)
-            yield nodes
-            return
-        start = 0
-        while start < len(nodes):
-            ends, most = range(start + 1, len(nodes) + 1), _FOR_A_BATCH * self._budget_bytes
-            stop = start + max(1, bisect_right(ends, most, key=partial(foreseen, start)))
-            yield nodes[start:stop]
-            start = stop
-
-    def _outputs(self, layer: Layer, nodes: Tensor, before: RowsInRam | None, says: str) -> RowsOfTypes:
-        batch = self._way.batch(self.nodes.one_hop(nodes, before, self._way))
-        return [None if rows is None else rows.cpu() for rows in outputs_of(layer, batch, says)]
-
-    def _joined(self, found: Sequence[tuple[list[Tensor], RowsOfTypes]], of_layer: LayerNodes, says: str) -> RowsInRam:
-        """Put the rows of batches together, and send and receive those of other ranks. Collective."""
-        kinds, channel, offsets = range(len(self.nodes.offsets) - 1), self._channel, self.nodes.offsets
-        firsts = [next((rows[kind] for _, rows in found if rows[kind] is not None), None) for kind in kinds]
-        likes = agreed_forms(channel, firsts, says)
-        for kind in kinds:
-            if likes[kind] is not None:
-                check_has_rows(says, sum(len(nodes[kind]) for nodes, rows in found if rows[kind] is None))
-        table = RowsInRam(by_type(ids_of(of_layer.held), offsets), likes)
-        for nodes, rows in found:
-            table.write(nodes, rows)
-        if channel.size == 1:
-            return table
-        asked, told = self.by_owner(of_layer.wanted), list(of_layer.told)
-        asked[channel.rank], told[channel.rank] = asked[channel.rank][:0], told[channel.rank][:0]
-        sent = [table.take(by_type(ids, offsets)) for ids in told]
-        came = [by_type(ids, offsets) for ids in asked]
-        for kind in kinds:
-            if likes[kind] is not None:
-                pieces = [piece for of_rank in sent if (piece := of_rank[kind]) is not None]
-                received = channel.exchange(pieces, [len(of_rank[kind]) for of_rank in came])
-                for of_rank, some in zip(came, received, strict=True):
-                    table.write(of_rank, [some if each == kind else None for each in kinds])
-        return table
-
-
-def pass_over(
-    graph: Graph, seeds: Tensor, own: Callable[[], Tensor], model: ModelLayers, channel: Channel, work: Work
-) -> Pass:
-    """Return a pass over a graph that every rank has; where RAM is short, or a device computes, that of an extension.
-
-    Args:
-        graph: The graph.
-        seeds: The seeds of all ranks.
-        own: Returns this rank's, in increasing order.
-        model: The layers.
-        channel: The ranks that share the work.
-        work: How rows are computed.
-    """
     num_bytes = graph.num_nodes * widest_row(model.owner)
     is_short = num_bytes > FOR_A_TABLE * work.budget_bytes or takes_many_pages(graph, work.budget_bytes)
     other = offered("layers beyond memory") if is_short or work.device.type != "cpu" else None
     if other is None:
-        return RamPass(graph, seeds, own(), model, channel, work)
-    made: Pass = other(graph, seeds, own, model, channel, work)
-    return made
+        starts, more = divided(graph, seeds, len(model.layers), channel.size), whole_graph_arrays(model.layers, graph)
+        nodes = GraphNodes(graph, starts, widen=work.widen, more=more)
+        made = LayerPass(nodes, channel, work, model.norm, widest_row(model.owner))
+    else:
+        made = other(graph, seeds, model, channel, work)
+    return made.plan_for(own, len(model.layers))
 
 
 def takes_many_pages(graph: Graph, budget_bytes: int) -> bool:
     """Whether a graph lies in files whose pages would take more than half of a budget."""
     return graph.path is not None and graph.num_bytes > budget_bytes // 2
-
-
-def planned(nodes: Owned, channel: Channel, wanted_of_layers: Sequence[Tensor]) -> tuple[list[LayerNodes], Tensor]:
-    """Return, for each layer, the nodes that lead to rows of some nodes behind any of them, and the inputs. Collective.
-
-    Args:
-        nodes: The nodes of this rank.
-        channel: The ranks.
-        wanted_of_layers: For each layer, the nodes whose rows this rank wants, in increasing order.
-    """
-    layers, wanted = list[LayerNodes](), wanted_of_layers[-1]
-    for of_layer in reversed(wanted_of_layers):
-        wanted = torch.cat([wanted, of_layer]).unique() if len(of_layer) and layers else wanted
-        told = channel.exchange(nodes.by_owner(wanted))
-        own = told[0] if len(told) == 1 else torch.cat(told).unique()
-        held = own if len(told) == 1 else torch.cat([own, wanted]).unique()
-        layers.insert(0, LayerNodes(own, wanted, told, held))
-        wanted = nodes.senders(own)
-    return layers, wanted
 
 
 def divided(graph: Graph, seeds: Tensor, num_layers: int, num_ranks: int) -> Tensor:
@@ -409,35 +458,6 @@ def divided(graph: Graph, seeds: Tensor, num_layers: int, num_ranks: int) -> Ten
     return torch.cat([cuts.new_zeros(1), cuts, cuts.new_tensor([graph.num_nodes])])
 
 
-def batch_of_layer(
-    batch: Any,
-    rows: RowsOfTypes,
-    inputs: Callable[[int, Tensor], Tensor | None],
-    of_types: list[Tensor],
-    way: Way,
-) -> Any:
-    """A batch of one hop as a layer reads it.
-
-    Args:
-        batch: The batch without features.
-        rows: Its rows of each type.
-        inputs: Returns input rows of some nodes of a type.
-        of_types: Its nodes of each type.
-        way: Brings input rows to the device that computes.
-    """
-
-    def read(number: int) -> Tensor:
-        found = inputs(number, of_types[number])
-        if found is None:
-            raise AttributeError("x0 is the input rows x, and these nodes have none.")
-        return way.inputs(found)
-
-    for number, store in enumerate(batch.node_stores):
-        store["batch_size"] = store["num_sampled_nodes"][0]
-        store.promise_x0(partial(read, number))
-    return with_rows(batch, rows) if any(each is not None for each in rows) else batch
-
-
 def outputs_of(layer: Layer, batch: Any, says: str) -> RowsOfTypes:
     """The rows that a layer makes of a batch, without gradients."""
     outputs = rows_of_types(layer(batch), batch, says)
@@ -448,56 +468,11 @@ def outputs_of(layer: Layer, batch: Any, says: str) -> RowsOfTypes:
     return [None if rows is None else rows.detach() for rows in outputs]
 
 
-class Owned(Protocol):
-    """Nodes that ranks own."""
-
-    def by_owner(self, nodes: Tensor) -> list[Tensor]:
-        """Divide increasing nodes by the rank that owns them."""
-        ...
-
-    def senders(self, nodes: Any) -> Tensor:
-        """Some own nodes and all that send to them, in increasing order."""
-        ...
-
-
-class Sized(Protocol):
-    """Nodes of which it is known what a batch of them takes.
-
-    Attributes:
-        bytes_per_edge: Bytes of one edge's arrays.
-        most_rows: The nodes that a batch can have at most.
-    """
-
-    bytes_per_edge: int
-    most_rows: int
-
-
-def bytes_foreseen(of: Sized, edges: Tensor, bytes_in: int, bytes_out: int, start: int, stop: int) -> float:
+def bytes_foreseen(of: GraphNodes, edges: Tensor, bytes_in: int, bytes_out: int, start: int, stop: int) -> float:
     """The bytes of a batch of nodes ``start`` to ``stop``, if its layer makes a message for each edge."""
     num_edges, num_nodes = int(edges[stop] - edges[start]), stop - start
     per_edge = BYTES_OF_AN_EDGE + of.bytes_per_edge + _MESSAGES * max(bytes_in, bytes_out)
     return COPIES * (min(num_edges + num_nodes, of.most_rows) * bytes_in + num_nodes * bytes_out) + num_edges * per_edge
-
-
-def check_all_at_once(norm: str, num_nodes: int, num_bytes: float, most: int) -> None:
-    """Refuse nodes that take too much memory for one batch, for a layer that takes the rows of all at once."""
-    if num_bytes > most:
-        raise ValueError(
-            f"{norm} takes the rows of all {num_nodes} nodes at once: about {num_bytes / 1e9:.1f} GB for a "
-            f"layer, and an evaluation may take {most / 1e9:.1f} GB. Allow more with "
-            "Evaluation(bytes=...), or budget_bytes=... of predict_by_layer, or choose a norm of single rows such "
-            "as BatchNorm."
-        )
-
-
-def check_has_rows(says: str, num_without: int) -> None:
-    """Refuse nodes without rows of a type that has some."""
-    if num_without:
-        raise TypeError(
-            f"{says} returned rows of a type on some ranks or for some batches, and none for "
-            f"{num_without} other nodes of it: return a row for each of the first "
-            "batch[kind].batch_size nodes of a type, or never a row of it."
-        )
 
 
 def agreed_forms(channel: Channel, likes: RowsOfTypes, says: str) -> RowsOfTypes:
@@ -523,14 +498,37 @@ def agreed_forms(channel: Channel, likes: RowsOfTypes, says: str) -> RowsOfTypes
     ]
 
 
-def ids_of(nodes: Tensor | range) -> Tensor:
+def ids_of(nodes: Ids) -> Tensor:
     """Return the ids as a tensor."""
     return torch.arange(nodes.start, nodes.stop) if isinstance(nodes, range) else nodes
 
 
-def by_type(ids: Tensor, offsets: Sequence[int]) -> list[Tensor]:
+def by_type(ids: Ids, offsets: Sequence[int]) -> list[Any]:
     """Divide increasing ids by the type of the node, which begin at these offsets."""
-    return [ids] if len(offsets) == 2 else list(ids.tensor_split(torch.searchsorted(ids, torch.tensor(offsets[1:-1]))))
+    if len(offsets) == 2:
+        return [ids]
+    if isinstance(ids, range):
+        return [ids[start:stop] for start, stop in pairwise([bisect_left(ids, offset) for offset in offsets])]
+    return list(ids.tensor_split(torch.searchsorted(ids, torch.tensor(offsets[1:-1]))))
+
+
+def by_types(of_ranks: Sequence[Tensor], offsets: Sequence[int]) -> list[list[Tensor]]:
+    """Return for each type which of the nodes of each rank are of it."""
+    return [list(of_type) for of_type in zip(*(by_type(nodes, offsets) for nodes in of_ranks), strict=True)]
+
+
+def places_in(ids: Ids) -> Callable[[Tensor], Tensor]:
+    """Return what finds the places of nodes among increasing ids: a difference, where these follow each other."""
+    if len(ids) and int(ids[-1]) - int(ids[0]) + 1 == len(ids):
+        first = int(ids[0])
+        return lambda nodes: nodes - first
+    return lambda nodes: torch.searchsorted(ids_of(ids), nodes)
+
+
+def edges_before(of: GraphNodes, nodes: Ids) -> Tensor:
+    """Return how many edges lead to the own nodes before each of some, and before their end, but for a constant."""
+    indptr, at = of.rows.indptr, of.rows_at(nodes)
+    return indptr[at.start : at.stop + 1] if isinstance(at, range) else starts_of(degrees_of(indptr, at))
 
 
 def _named(arrays: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:

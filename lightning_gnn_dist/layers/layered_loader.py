@@ -20,7 +20,7 @@ from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
 from lightning_gnn_dist.engine.apart import in_types
 from lightning_gnn_dist.layers.choice import Judged
-from lightning_gnn_dist.layers.layer_pass import HasInputs, Pass, Rows, by_type
+from lightning_gnn_dist.layers.layer_pass import GraphNodes, LayerPass, LayerRows, by_type
 from lightning_gnn_dist.layers.model_layers import ModelLayers, ModelState, is_in_training, layers_of_model
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
@@ -37,7 +37,7 @@ class Answers:
         when_asked: Called when somebody takes rows.
     """
 
-    def __init__(self, tables: Rows, owner: nn.Module, when_asked: Callable[[], None]) -> None:
+    def __init__(self, tables: LayerRows, owner: nn.Module, when_asked: Callable[[], None]) -> None:
         self._tables, self._owner, self._when_asked = tables, owner, when_asked
         self._state = ModelState(owner)
 
@@ -69,17 +69,17 @@ class ReadyRows:
     def __init__(
         self,
         trainer: Trainer,
-        pass_of: Callable[[ModelLayers, Channel, Callable[[], Tensor]], Pass],
+        pass_of: Callable[[ModelLayers, Channel, Callable[[], Tensor]], LayerPass],
         num_ranks: int,
     ) -> None:
         self._trainer, self._pass_of, self._num_ranks = trainer, pass_of, num_ranks
         self._channel: Channel | None = None
-        self._pass: Pass | None = None
+        self._pass: LayerPass | None = None
         self._was_asked, self._was_tried, self._is_off = True, False, False
         self._end: Callable[[], object] = lambda: None
 
     @property
-    def nodes(self) -> HasInputs:
+    def nodes(self) -> GraphNodes:
         assert self._pass is not None
         return self._pass.nodes
 
@@ -144,7 +144,7 @@ class ReadyRows:
             )
         return not self._is_off and digest is not None and bool(digests.eq(digest).all())
 
-    def _planned(self, model: ModelLayers, seeds: Callable[[], Tensor]) -> Pass:
+    def _planned(self, model: ModelLayers, seeds: Callable[[], Tensor]) -> LayerPass:
         """Plan the pass over the layers, once. Collective."""
         assert self._channel is not None
         if self._pass is None:
@@ -152,7 +152,7 @@ class ReadyRows:
             self._was_tried = not model.is_found  # a module knows what its own layers take
         return self._pass
 
-    def _can_compute(self, work: Pass, model: ModelLayers) -> bool:
+    def _can_compute(self, work: LayerPass, model: ModelLayers) -> bool:
         """Return whether a model of PyG's takes the rows of the graph: a module may give it others. Collective."""
         assert self._channel is not None
         if self._was_tried:
@@ -225,7 +225,7 @@ class EvaluationLoader(Batches):
     def _finished(self, batch: SampledData, deal: Deal, number: int) -> SampledData:
         return for_layers(super()._finished(batch, deal, number), self._num_layers)
 
-    def _batch(self, of_nodes: HasInputs, number: int, answers: Answers | None) -> Any:
+    def _batch(self, of_nodes: GraphNodes, number: int, answers: Answers | None) -> Any:
         learning = self.learning(0)
         asked = asked_of(learning, [number])
         (seeds,), inputs = asked[0], None if asked[2] is None else asked[2][0]

@@ -10,8 +10,7 @@ from lightning_gnn_dist import NeighborSampler
 from lightning_gnn_dist.homes.run import Host, budget
 from lightning_gnn_dist.homes.settings import LEAST_BYTES
 from lightning_gnn_dist.layers.choice import Counter, Judged, Neighbourhoods
-from lightning_gnn_dist.layers.layer_pass import RamPass, Work
-from lightning_gnn_dist.layers.model_layers import ModelLayers
+from lightning_gnn_dist.layers.layer_pass import GraphNodes, LayerPass, Work
 from lightning_gnn_dist.wire import memory as of_hosts
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.memory import free_bytes, ranks_here
@@ -78,10 +77,10 @@ def test_a_batch_that_fits_keeps_to_the_budget():
 
 
 def rows_of(layers: Any, seeds: Tensor, budget_bytes: int = 1 << 30) -> Tensor:
-    model, how = ModelLayers(torch.nn.Identity(), layers, None), Work(CPU, None, True, budget_bytes)
-    work = RamPass(GRAPH, seeds, seeds, model, open_channel(1), how)
+    nodes = GraphNodes(GRAPH, torch.tensor([0, GRAPH.num_nodes]))
+    work = LayerPass(nodes, open_channel(1), Work(CPU, None, True, budget_bytes)).plan_for(seeds, len(layers))
     with torch.no_grad():
-        return work.rows(layers, lambda _: None).take([seeds])[0]
+        return work.rows(layers).take([seeds])[0]
 
 
 @pytest.mark.parametrize("budget_bytes", [1, 30_000, 200_000, 1 << 30])

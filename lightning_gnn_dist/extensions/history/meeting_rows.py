@@ -21,20 +21,19 @@ from torch import Tensor, nn
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes, seen_by_layers
 from lightning_gnn_dist.batches.source import Finish
 from lightning_gnn_dist.boundary.boundary import Outside
-from lightning_gnn_dist.extensions.passes.layer_pass import LayerPass
-from lightning_gnn_dist.extensions.passes.nodes import OwnNodes, folder_beside
+from lightning_gnn_dist.extensions.passes.layer_pass import FarPass
+from lightning_gnn_dist.extensions.passes.nodes import folder_beside
 from lightning_gnn_dist.extensions.passes.part_batch import RunsLayers, part_batch_of
-from lightning_gnn_dist.extensions.passes.row_table import Ids, RowTables
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.homes.local_graph import LocalGraph
-from lightning_gnn_dist.layers.layer_pass import LayerNodes, ids_of
+from lightning_gnn_dist.layers.layer_pass import GraphNodes, Ids, LayerPass, LayerRows, ids_of
 from lightning_gnn_dist.layers.through_layers import Layer, layers_in, layers_on_blocks
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 
-class PartNodes(OwnNodes):
+class PartNodes(GraphNodes):
     """The own nodes of a part. Nodes are told by their ids in the whole graph, which ``n_id`` of the part holds.
 
     Args:
@@ -57,8 +56,8 @@ class PartNodes(OwnNodes):
         return [nodes[owner == rank] for rank in range(self._num_ranks)]
 
     def senders(self, nodes: Ids) -> Tensor:
-        edges = edge_positions(self._graph.indptr, self.rows_at(nodes))
-        senders = self._graph.indices[edges].to(torch.int64).unique()
+        edges = edge_positions(self.rows.indptr, self.rows_at(nodes))
+        senders = self.rows.indices[edges].to(torch.int64).unique()
         found: Tensor = torch.cat([ids_of(nodes), self._n_id[senders]]).unique()
         return found
 
@@ -104,7 +103,7 @@ class MeetingRows(Outside):
             if self._channel is None:
                 self._channel = MeetingChannel(open_channel(run.num_ranks, run.device))
             nodes = PartNodes(with_arrays(part, self._arrays_of_whole_graph(part)), self.home, super_epoch)
-            rows.plan(LayerPass(nodes, self._channel, run.work, folder_beside(self.home.whole)))
+            rows.plan(FarPass(nodes, self._channel, run.work, folder=folder_beside(self.home.whole)))
         with run.trainer.precision_plugin.forward_context():
             rows.refresh(run.trainer.lightning_module)
 
@@ -157,7 +156,6 @@ class HistoricRows:
             self._counts.append([int((is_read & (kinds == kind)).sum()) for kind in range(len(offsets) - 1)])
         self._tables: list[RowsOfTypes] = []
         self._pass: LayerPass | None = None
-        self._planned: list[LayerNodes] = []
 
     @property
     def is_planned(self) -> bool:
@@ -168,7 +166,8 @@ class HistoricRows:
         """Find out what the ranks compute and send. Collective."""
         self._pass = work
         wanted = [torch.cat(self._first(counts)).sort().values for counts in self._counts]
-        self._planned = work.plan_all(wanted) if wanted else []
+        if wanted:
+            work.plan(wanted)
 
     def refresh(self, module: LightningModule) -> None:
         """Compute the rows anew, each on the rank that owns its node. Collective."""
@@ -176,7 +175,7 @@ class HistoricRows:
         layers = layers_in(module)
         self._check(layers)
         with torch.no_grad(), _in_evaluation(module):
-            tables = self._pass.tables(layers[:-1], self._planned) if self._planned else ()
+            tables = self._pass.tables(layers[:-1])
             self._tables = [self._taken(table, counts) for table, counts in zip(tables, self._counts, strict=True)]
 
     def __call__(self, batch: RunsLayers, layers: Sequence[Layer]) -> Any:
@@ -194,7 +193,7 @@ class HistoricRows:
     def _first(self, counts: Sequence[int]) -> list[Tensor]:
         return [nodes[:count] for nodes, count in zip(self._nodes, counts, strict=True)]
 
-    def _taken(self, tables: RowTables, counts: Sequence[int]) -> RowsOfTypes:
+    def _taken(self, tables: LayerRows, counts: Sequence[int]) -> RowsOfTypes:
         assert self._pass is not None
         device = self._pass.work.device
         return [rows if rows is None else rows.to(device) for rows in tables.take(self._first(counts))]

@@ -18,13 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import LABELS
-from lightning_gnn_dist.checks import in_megabytes
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, senders_by_row
@@ -119,63 +117,8 @@ class MemoryPlan:
         return self.sizes.edges * self.draws_there + self.row_bytes
 
 
-class Reads(NamedTuple):
-    """How often batches of a pass over the training nodes read each node.
-
-    Attributes:
-        of_nodes: Batches that are expected to hold each node, float64, shape ``(N,)``.
-        num_batches: Batches of a pass.
-    """
-
-    of_nodes: Tensor
-    num_batches: int
-
-
-@dataclass(frozen=True)
-class PlanFigures:
-    """What a plan comes to while a model trains; ``str(figures)`` tells it.
-
-    Args:
-        plan: The plan.
-        num_rows: How many rows of wide arrays lie on the device.
-        hit_rate: The share of the rows read by training batches that lie there.
-        bus_bytes: Bytes of the other rows, of a training batch in the mean.
-    """
-
-    plan: MemoryPlan
-    num_rows: int
-    hit_rate: float
-    bus_bytes: float
-
-    @classmethod
-    def of(cls, plan: MemoryPlan, types: GraphTypes, held: Sequence[Tensor], reads: Reads) -> PlanFigures:
-        """Return what is expected where nodes are read so often, and such rows of each type lie on the device."""
-        asked = hits = missed = 0.0
-        for width, start, ids, end in zip(plan.sizes.widths, types.offsets, held, types.offsets[1:], strict=False):
-            of_type = reads.of_nodes[start:end]
-            total, found = float(of_type.sum()), float(of_type[ids].sum())
-            if width:
-                asked, hits, missed = asked + total, hits + found, missed + (total - found) * width
-        return cls(plan, sum(map(len, held)), hits / asked if asked else 0.0, missed / reads.num_batches)
-
-    def __str__(self) -> str:
-        sizes, plan = self.plan.sizes, self.plan
-        edges = f"edges and narrow arrays ({in_megabytes(sizes.edges)})"
-        if plan.is_all_there:
-            return f"{edges} and all rows of features ({in_megabytes(sizes.rows)}) lie there"
-        brought = (
-            f"{in_megabytes(self.bus_bytes)} a batch, are gathered in RAM and cross the bus from page-locked memory"
-        )
-        if plan.is_all_in_ram:
-            return f"nothing lies there: batches come from RAM, and their rows of features, {brought}"
-        num_rows = sum(count for width, count in zip(sizes.widths, sizes.counts, strict=True) if width)
-        rows = f"{self.num_rows:,} of {num_rows:,} rows of features ({in_megabytes(plan.row_bytes)})"
-        there = f"{edges} and {rows} lie there" if plan.draws_there else f"{rows} lie there, and {edges} in RAM"
-        return f"{there}; training batches find {self.hit_rate:.1%} of their rows there, and the others, {brought}"
-
-
-def expected_reads(graph: Graph, sampler: Sampler, batch_size: int) -> Reads:
-    """Return how often training batches are expected to read each node.
+def expected_reads(graph: Graph, sampler: Sampler, batch_size: int) -> Tensor:
+    """Return how many batches of a pass over the training nodes are expected to hold each node: float64, shape (N,).
 
     A graph without training nodes, as of links, counts all nodes. Of a sampler that is no ``NeighborSampler``, one
     neighbour a hop is counted, and neighbours that are drawn by weight count as equally likely.
@@ -191,7 +134,7 @@ def expected_reads(graph: Graph, sampler: Sampler, batch_size: int) -> Reads:
         drawn = _senders_drawn(graph, held, size)
         held = _batches_with(drawn, num_batches)
         total += drawn
-    return Reads(_batches_with(total, num_batches), num_batches)
+    return _batches_with(total, num_batches)
 
 
 def most_read(reads: Tensor, types: GraphTypes, widths: Sequence[int], room: int) -> list[Tensor]:

@@ -15,7 +15,6 @@ from lightning_gnn_dist.batches.source import stream_to
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import bytes_of_tables, drawn_there, draws_anywhere
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import (
     MemoryPlan,
-    PlanFigures,
     Sizes,
     expected_reads,
     most_read,
@@ -147,10 +146,9 @@ class Placement:
         chosen: Sequence[Tensor | None] = [None] * len(arrays)
         if not plan.holds_all_rows:
             reads = expected_reads(graph, (*self.samplers, sampler)[0], self.batch_size)
-            chosen = held = most_read(reads.of_nodes, types, plan.sizes.widths, plan.row_bytes)
-            log.info("On %s: %s.", self.device, PlanFigures.of(plan, types, held, reads))
-        else:
-            log.info("On %s lie all rows of features: %.1f MB.", self.device, plan.row_bytes / 1e6)
+            chosen = most_read(reads, types, plan.sizes.widths, plan.row_bytes)
+        told = self.device, "all" if plan.holds_all_rows else "the most read", plan.row_bytes / 1e6
+        log.info("On %s lie %s rows of features: %.1f MB.", *told)
         with self._open() as device:
             of_types = [
                 HeldRows(of, ids, {name: _brought(array, device, maps, ids) for name, array in of.items()})

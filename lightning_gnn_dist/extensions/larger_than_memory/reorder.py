@@ -24,6 +24,7 @@ from lightning_gnn_dist.graph.storage.files import folder_beside
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.whole_rows import order_of_types, whole_rows
+from lightning_gnn_dist.prepare.arrays import GrowingArrays
 from lightning_gnn_dist.prepare.describe import describe, map_arrays
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY
 
@@ -98,16 +99,12 @@ def _write(graph: Graph, partition: Partition, draft: Path, memory_bytes: int) -
     number = torch.empty(graph.num_nodes, dtype=index_dtype(graph.num_nodes))
     number[order] = torch.arange(graph.num_nodes, dtype=number.dtype)
     num_edges = torch.zeros(len(graph.types.edge_types), partition.num_parts, dtype=torch.int64)
-    copies: dict[str, Tensor] = {}
+    arrays = GrowingArrays(draft, draft)
     for window in _windows(graph, indptr, memory_bytes):
         rows = _in_order(graph, order[window], number)
         num_edges += _count_edges(rows, partition.assignment[order[window]], partition.num_parts)
-        for name, array in rows.arrays.items():
-            if name != "indptr":
-                copies[name] = array[:0]
-                _append(draft / f"{name}.npy", array)
-    for name, like in copies.items():
-        _finish(draft / f"{name}.npy", like)
+        arrays.add({name: store.as_numpy(array) for name, array in rows.arrays.items() if name != "indptr"})
+    arrays.finish()
     _describe(graph, draft)
     Chunks.counted(partition, graph.types, num_edges).write(draft)
 
@@ -137,22 +134,6 @@ def _count_edges(rows: Graph, chunk: Tensor, num_chunks: int) -> Tensor:
     of_edge, num_kinds = chunk.to(torch.int64).repeat_interleave(rows.degrees()), len(rows.types.edge_types)
     of_edge += rows.types.edge_type.to(torch.int64) * num_chunks
     return torch.bincount(of_edge, minlength=num_kinds * num_chunks).view(num_kinds, num_chunks)
-
-
-def _append(file: Path, array: Tensor) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    content = store.as_numpy(array)
-    if not file.exists():
-        npy.write_header(file, content.dtype, content.shape)
-    npy.append(file, content)
-
-
-def _finish(file: Path, like: Tensor) -> None:
-    """Write into the header of a file how many rows it has come to."""
-    empty = store.as_numpy(like)
-    of_row = empty.dtype.itemsize * max(1, int(torch.tensor(empty.shape[1:]).prod()))
-    header = len(npy.header_of(empty.dtype, empty.shape))
-    npy.write_header(file, empty.dtype, ((file.stat().st_size - header) // of_row, *empty.shape[1:]))
 
 
 def _describe(graph: Graph, draft: Path) -> None:

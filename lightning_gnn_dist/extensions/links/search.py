@@ -31,8 +31,8 @@ from lightning_gnn_dist.extensions.links.best import Best
 from lightning_gnn_dist.extensions.links.edges import LinkEnds, ends_of
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.passes.forecast import bytes_there
-from lightning_gnn_dist.extensions.passes.prediction import all_nodes
-from lightning_gnn_dist.extensions.passes.row_table import RowTable, ids_by_type
+from lightning_gnn_dist.extensions.passes.prediction import pass_over_all
+from lightning_gnn_dist.extensions.passes.row_table import RowTable
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, degrees_of, row_pieces
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES
@@ -40,7 +40,7 @@ from lightning_gnn_dist.graph.typed.names import EdgeType, TypeRanges
 from lightning_gnn_dist.graph.user_ids import Columns, Ids, ids_for, named
 from lightning_gnn_dist.homes.run import BUDGET_BYTES
 from lightning_gnn_dist.layers.choice import share_of
-from lightning_gnn_dist.layers.layer_pass import LayerNodes, Work, ids_of
+from lightning_gnn_dist.layers.layer_pass import LayerNodes, Work, by_type, ids_of
 from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_of_model
 from lightning_gnn_dist.layers.through_layers import COPIES
 from lightning_gnn_dist.wire import collectives
@@ -268,25 +268,21 @@ class Ranking:
         types, self._device = links.types.node_types, search.module.device
         self.k = min(search.k, len(links.ends.receivers))
         self._budget = BUDGET_BYTES if search.budget_bytes is None else search.budget_bytes
-        of_all = all_nodes(links.where, model.layers, channel, self._budget, types[receiving])
-        self._nodes = of_all.nodes
-        own = [ids_of(ids) for ids in ids_by_type(of_all.own, of_all.nodes.offsets)]
+        how = Work(self._device, search.dtype, True, self._budget, search.budget_bytes)
+        work, of_rank = pass_over_all(links.where, model, channel, how, types[receiving])
+        self._nodes = work.nodes
+        own = [ids_of(ids) for ids in by_type(of_rank, self._nodes.offsets)]
 
         places, is_asked = Lookup(search.asked)(self._nodes.ids_in_type(sending, own[sending]))
         found = torch.cat(channel.exchange([torch.stack([own[sending][is_asked], places], 1)] * channel.size))
         self._asked, self._places = found[found[:, 0].argsort()].T.contiguous()  # of all ranks, in the graph's order
 
-        work = of_all.passed(
-            channel,
-            model.norm,
-            Work(self._device, search.dtype, True, self._budget, search.budget_bytes),
-        )
-        planned = work.plan_of_own(of_all.own, len(model.layers), receiving)
-        last, none = planned[-1].nodes, torch.empty(0, dtype=torch.int64)
+        work.plan_of_own(of_rank, len(model.layers), receiving)
+        last, none = work.planned.pop().nodes, torch.empty(0, dtype=torch.int64)
         if sending != receiving:
             last = torch.cat([self._nodes.by_owner(self._asked)[channel.rank], ids_of(last)]).sort().values
-        steps = [*planned[:-1], LayerNodes(last, none, [none] * channel.size, last)]  # no rank needs rows of another
-        tables = work.rows(model.layers, steps).of_types
+        work.planned.append(LayerNodes(last, none, [none] * channel.size, last))  # no rank needs rows of another
+        tables = work.rows(model.layers).of_types
         self._senders, self._receivers = (_with_rows(tables[kind], types[kind]) for kind in links.kinds)
 
         ids = self._nodes.ids_in_type(receiving, own[receiving])

@@ -2,11 +2,10 @@
 
     predict_by_layer(trainer, model, graph, "rows.npy")    rows of all nodes, of graphs and shards of any size
 
-layer_pass.py  the pass: a rank computes the nodes that it owns, and receives rows of those that send to them
+layer_pass.py  the pass of the core in a budget: larger or smaller batches, and rows wherever is room for them
 row_table.py   where rows lie; way.py brings them to a device and back, forecast.py learns what a batch takes
-nodes.py       the own nodes of a graph that every rank has; those of shards and of parts are in their extensions
+nodes.py       the own nodes of a graph in files that every rank has; those of shards are in their extension
 part_batch.py  batches of a part, for boundaries whose layers read rows of other ranks
-evaluation.py  a ``Pass`` of the core, which asks for it where RAM is short or a device computes
 prediction.py  the rows of all nodes, in one file that ranks share
 
 Shards, exchange, history, links and serving use it. Worth: all rows of a graph that RAM does not hold, each computed

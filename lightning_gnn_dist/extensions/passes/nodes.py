@@ -9,36 +9,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.pool import Pool, Widen
+from lightning_gnn_dist.batches.pool import Pool
 from lightning_gnn_dist.batches.source import Content, Taken
-from lightning_gnn_dist.extensions.passes.row_table import Ids, edges_before
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.layers.choice import Neighbourhoods
-from lightning_gnn_dist.layers.layer_pass import GraphNodes, Rows, Way, divided, ids_of, takes_many_pages
+from lightning_gnn_dist.layers.layer_pass import GraphNodes, divided, takes_many_pages
 from lightning_gnn_dist.layers.through_layers import Layer, whole_graph_arrays
 
 
-class OwnNodes(GraphNodes):
-    """Nodes that a rank owns of a graph that it has at hand."""
-
-    def edges_before(self, nodes: Ids) -> Tensor:
-        return edges_before(self._graph.indptr, self.rows_at(nodes))
-
-    def prepare(self, nodes: Ids, seeds: Tensor) -> int:
-        return self.bytes_of_inputs
-
-    def one_hop(self, nodes: Tensor, rows: Rows | None, way: Way) -> Any:
-        return super().one_hop(ids_of(self.rows_at(nodes)), rows, way)
-
-    def rows_at(self, nodes: Ids) -> Ids:
-        """The places of own nodes in the graph."""
-        return nodes
-
-
-class WholeNodes(OwnNodes):
+class FileNodes(GraphNodes):
     """Cuts the nodes into ranges, one for each rank: of equal work, or for all nodes of one type of equal length.
+
+    Of a graph in files no pages are kept in memory, if they would take too much.
 
     Args:
         graph: The graph, which all ranks have alike.
@@ -46,8 +29,7 @@ class WholeNodes(OwnNodes):
         layers: The layers of the model.
         num_ranks: How many ranks share the work.
         budget_bytes: Bytes that the work may take.
-        widen: Make float32 of narrower features, of all or of all but one type.
-        seed_type: The node type that batches say their seeds are of. Default: the first.
+        options: What :class:`GraphNodes` take.
     """
 
     def __init__(
@@ -57,41 +39,25 @@ class WholeNodes(OwnNodes):
         layers: Sequence[Layer],
         num_ranks: int,
         budget_bytes: int,
-        *,
-        widen: Widen = True,
-        seed_type: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(graph, widen=widen, more=whole_graph_arrays(layers, graph), seed_type=seed_type)
+        num_layers, starts = len(layers), torch.arange(num_ranks + 1) * graph.num_nodes // num_ranks
+        if seeds is None and have_names(graph.types):
+            seeds, num_layers = torch.arange(graph.num_nodes), 1  # all layers compute the same nodes
+        if seeds is not None:
+            starts = divided(graph, seeds, num_layers, num_ranks)
+        super().__init__(graph, starts, more=whole_graph_arrays(layers, graph), **options)
+        self._ranges = starts
         self._mapped: dict[int, MappedRows] | None = None
-        if takes_many_pages(graph, budget_bytes):  # no pages of it are kept in memory
+        if takes_many_pages(graph, budget_bytes):
             maps, types, others = all_maps(), graph.types, self._others.types  # a look at maps: not for every batch
             of_types = [*types.node_arrays.values(), *others.node_arrays.values(), *others.edge_arrays.values()]
             self._mapped = {id(array): MappedRows(array, maps) for arrays in of_types for array in arrays.values()}
             self._edges = [MappedRows(array, maps) for array in (graph.indptr, graph.indices, types.edge_type)]
-        num_layers = len(layers)
-        if seeds is None and have_names(graph.types):
-            seeds, num_layers = torch.arange(graph.num_nodes), 1  # all layers compute the same nodes
-        equal = torch.arange(num_ranks + 1) * graph.num_nodes // num_ranks
-        self._starts = equal if seeds is None else divided(graph, seeds, num_layers, num_ranks)
 
     def own(self, rank: int) -> range:
         """Return the nodes that a rank owns."""
-        return range(int(self._starts[rank]), int(self._starts[rank + 1]))
-
-    def by_owner(self, nodes: Tensor) -> list[Tensor]:
-        return list(nodes.split(torch.searchsorted(nodes, self._starts).diff().tolist()))
-
-    def senders(self, nodes: Ids) -> Tensor:
-        return Neighbourhoods(self._graph, 1).senders(ids_of(nodes))
-
-    @property
-    def rows(self) -> Graph:
-        """The graph."""
-        return self._graph
-
-    def ids_in_type(self, kind: int, nodes: Tensor) -> Tensor:
-        """The ids of own nodes of a type in that type."""
-        return nodes - self.offsets[kind]
+        return range(*self._ranges[rank : rank + 2].tolist())
 
     def _made(self, content: Content) -> Any:
         if self._mapped is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -31,10 +31,8 @@ from lightning_gnn_dist.checks import (
     is_limit,
     shown,
 )
-from lightning_gnn_dist.extensions.passes.evaluation import NodesWithInputs
-from lightning_gnn_dist.extensions.passes.layer_pass import LayerPass, OnRows
-from lightning_gnn_dist.extensions.passes.nodes import WholeNodes, folder_beside
-from lightning_gnn_dist.extensions.passes.row_table import Ids, ids_by_type
+from lightning_gnn_dist.extensions.passes.layer_pass import FarPass, OnRows
+from lightning_gnn_dist.extensions.passes.nodes import FileNodes, folder_beside
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
@@ -43,8 +41,8 @@ from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.user_ids import NodeColumns, columns_for
 from lightning_gnn_dist.homes.run import BUDGET_BYTES, type_of_model
 from lightning_gnn_dist.homes.settings import LEAST_BYTES
-from lightning_gnn_dist.layers.layer_pass import Work, agreed_forms, ids_of
-from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
+from lightning_gnn_dist.layers.layer_pass import Ids, Work, agreed_forms, by_type, ids_of
+from lightning_gnn_dist.layers.model_layers import ModelLayers, norm_of_all_rows
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.wire import collectives
@@ -155,78 +153,38 @@ class _Once:
         yield torch.zeros(1)
 
 
-class OwnNodes(NodesWithInputs, Protocol):
-    """The nodes of a rank, each of which it computes, and the edges into them."""
-
-    @property
-    def rows(self) -> Graph:
-        """The graph, or those of its nodes that are here, and the edges into them."""
-        ...
-
-    def rows_at(self, nodes: Ids) -> Ids:
-        """The places of own nodes in ``rows``."""
-        ...
-
-    def ids_in_type(self, kind: int, nodes: Tensor) -> Tensor:
-        """The ids of own nodes of a type in that type, of shards those of before the graph was divided."""
-        ...
-
-
-class AllNodes(NamedTuple):
-    """All nodes of a graph, divided among the ranks.
-
-    Attributes:
-        nodes: The part of the graph that this rank computes rows for.
-        own: Its nodes.
-        folder: Where rows of inner layers go that take too much memory.
-    """
-
-    nodes: OwnNodes
-    own: Ids
-    folder: Path | None
-
-    def passed(self, channel: Channel, norm: str | None, work: Work) -> LayerPass:
-        """Return the pass over them; refuse a model that takes all rows at once on several ranks.
-
-        Args:
-            channel: The ranks that share the nodes.
-            norm: The name of a layer that takes the rows of all nodes at once, or None.
-            work: How rows are computed.
-        """
-        if norm is not None and channel.size > 1:
-            raise ValueError(
-                f"{norm} takes the rows of all nodes at once: predict with Trainer(devices=1), or choose a norm of "
-                "single rows such as BatchNorm."
-            )
-        return LayerPass(self.nodes, channel, work, self.folder, norm)
-
-
-def all_nodes(
+def pass_over_all(
     where: Graph | Path,
-    layers: list[Layer],
+    model: ModelLayers,
     channel: Channel,
-    budget_bytes: int,
+    work: Work,
     seed_type: str | None = None,
     folder: Path | None = None,
-) -> AllNodes:
-    """Divide all nodes among the ranks. Collective.
+) -> tuple[FarPass, Ids]:
+    """Divide all nodes among the ranks; return the pass over them, and this rank's nodes. Collective.
 
     Args:
         where: The graph, or the folder of its shards.
-        layers: The layers of the model.
+        model: The layers; those that take all rows at once are refused on several ranks.
         channel: The ranks.
-        budget_bytes: Bytes that the work may take.
+        work: How rows are computed.
         seed_type: The node type that batches say their seeds are of. Default: the one with a ``train_mask``.
         folder: Where rows of inner layers go that take too much memory. Default: beside the graph.
     """
+    if model.norm is not None and channel.size > 1:
+        raise ValueError(
+            f"{model.norm} takes the rows of all nodes at once: predict with Trainer(devices=1), or choose a norm of "
+            "single rows such as BatchNorm."
+        )
     if isinstance(where, Path):
-        nodes = extension("nodes of shards")(where, layers, channel, budget_bytes, seed_type)
-        return AllNodes(nodes, nodes.own(channel.rank), where.resolve().parent)
+        nodes = extension("nodes of shards")(where, model.layers, channel, work.budget_bytes, seed_type)
+        return FarPass(nodes, channel, work, model.norm, where.resolve().parent), nodes.own(channel.rank)
     if where.num_nodes < channel.size:
         raise ValueError(f"{where.num_nodes} nodes are too few for {channel.size} ranks to share.")
     kind = where.types.seed_type() if seed_type is None else seed_type
-    whole = WholeNodes(where, None, layers, channel.size, budget_bytes, seed_type=kind)
-    return AllNodes(whole, whole.own(channel.rank), folder_beside(where) if folder is None else folder)
+    whole = FileNodes(where, None, model.layers, channel.size, work.budget_bytes, seed_type=kind)
+    beside = folder_beside(where) if folder is None else folder
+    return FarPass(whole, channel, work, model.norm, beside), whole.own(channel.rank)
 
 
 @dataclass
@@ -253,52 +211,52 @@ class Prediction:
 
     def step(self, batch: Tensor) -> Tensor:
         """Take the place of the module's ``predict_step``."""
-        layers = layers_in(self.model)
-        channel = open_channel(collectives.world_size(), self.model.device)
+        layers, channel = layers_in(self.model), open_channel(collectives.world_size(), self.model.device)
         try:
             folder = None if self.path is None else self.path.parent
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-            of_all = all_nodes(self.where, layers, channel, self.work.budget_bytes, self.seed_type, folder)
-            types = of_all.nodes.types
+            model = ModelLayers(self.model, layers, norm_of_all_rows(self.model))
+            work = self.work._replace(device=self.model.device)
+            over_all, own = pass_over_all(self.where, model, channel, work, self.seed_type, folder)
+            types = over_all.nodes.types
             kind = types.node_types.index(types.seed_type() if self.seed_type is None else self.seed_type)
             num_nodes = types.offsets[kind + 1] - types.offsets[kind]
             if self.path is not None and isinstance(self.where, Path):
-                own = ids_of(ids_by_type(of_all.own, types.offsets)[kind])
-                _check_places(of_all.nodes.ids_in_type(kind, own), num_nodes)
+                of_kind = ids_of(by_type(own, types.offsets)[kind])
+                _check_places(over_all.nodes.ids_in_type(kind, of_kind), num_nodes)
             rank_zero_info(f"{len(layers)} layers, one after the other, for {num_nodes:,} nodes.")
-            work = self.work._replace(device=self.model.device)
-            self._write(of_all.passed(channel, norm_of_all_rows(self.model), work), layers, of_all, kind, num_nodes)
+            over_all.plan_of_own(own, len(layers), kind)
+            self._write(over_all, layers, kind, num_nodes)
         finally:
             channel.close()
         return batch
 
-    def _write(self, work: LayerPass, layers: list[Layer], of_all: AllNodes, kind: int, num_nodes: int) -> None:
+    def _write(self, over_all: FarPass, layers: list[Layer], kind: int, num_nodes: int) -> None:
         """Compute the layers, and write the rows of the last one. Collective."""
-        file = (
-            None if self.path is None else self._file(self.path, of_all.nodes.types.node_types[kind], num_nodes, work)
-        )
-        steps = work.plan_of_own(of_all.own, len(layers), kind)
+        nodes, file = over_all.nodes, None
+        if self.path is not None:
+            file = self._file(self.path, nodes.types.node_types[kind], num_nodes)
         try:
-            found = work.last_rows(layers, steps, self.on_rows, kind)
+            found = over_all.last_rows(layers, self.on_rows, kind)
             first = next(found, None)
-            (like,) = agreed_forms(work.channel, [None if first is None else first[1]], work.says)
+            (like,) = agreed_forms(over_all.channel, [None if first is None else first[1]], over_all.says)
             if file is not None and like is not None:
                 file.open(rows_of(like, 0))  # also on a rank that owns no node of the type
-            for nodes, rows in chain([] if first is None else [first], found):
+            for some, rows in chain([] if first is None else [first], found):
                 if file is not None:
-                    file.write(of_all.nodes.ids_in_type(kind, nodes).numpy(), rows_of(rows, len(nodes)))
+                    file.write(nodes.ids_in_type(kind, some).numpy(), rows_of(rows, len(some)))
             if file is not None:
                 file.publish()
         finally:
             if file is not None:
                 file.discard()
 
-    def _file(self, path: Path, node_type: str, num_nodes: int, work: LayerPass) -> SharedRows:
+    def _file(self, path: Path, node_type: str, num_nodes: int) -> SharedRows:
         graph = self.where.path if isinstance(self.where, Graph) else None
         is_table = path.suffix in TABLES
         columns = columns_for(self.ids_of, graph, node_type, num_nodes) if is_table else NodeColumns()
-        return SharedRows(path, num_nodes, work.work.device, "a layer", columns)
+        return SharedRows(path, num_nodes, self.model.device, "a layer", columns)
 
 
 def _check_places(n_id: Tensor, num_nodes: int) -> None:

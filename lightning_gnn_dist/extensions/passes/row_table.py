@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import weakref
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import NamedTuple
@@ -15,16 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.one_hop import RowsOfTypes
 from lightning_gnn_dist.batches.pool import gather_rows
 from lightning_gnn_dist.extensions.passes.way import WayAndBack
-from lightning_gnn_dist.graph.rows import degrees_of, starts_of
 from lightning_gnn_dist.graph.storage.mapped import MappedRows
 from lightning_gnn_dist.graph.storage.row_file import RowFile, make
-from lightning_gnn_dist.layers.layer_pass import by_type, check_has_rows, ids_of
+from lightning_gnn_dist.layers.layer_pass import Ids, LayerRows, places_in
 from lightning_gnn_dist.wire.channel import Channel
 
-Ids = Tensor | range
 IN_RAM = WayAndBack(torch.device("cpu"))
 _COPIES_SENT = 6  # of the rows that a round of the exchange sends: sent, as bytes, received, kept by an allocator
 
@@ -36,25 +31,6 @@ def kept(ids: Tensor, most_bytes: int, folder: Path | None) -> Tensor:
     with tempfile.TemporaryDirectory(dir=folder) as draft:
         np.save(Path(draft) / "ids.npy", ids.numpy())
         return torch.from_numpy(np.load(Path(draft) / "ids.npy", mmap_mode="r+"))
-
-
-def edges_before(indptr: Tensor, rows: Ids) -> Tensor:
-    """Return how many edges the rows before each of some have, and all of them at the end, but for a constant."""
-    if isinstance(rows, range):
-        return indptr[rows.start : rows.stop + 1]
-    return starts_of(degrees_of(indptr, rows))
-
-
-def ids_by_type(ids: Ids, offsets: Sequence[int]) -> Sequence[Ids]:
-    """Divide increasing ids by the type of the node, which begin at these offsets."""
-    if not isinstance(ids, range) or len(offsets) == 2:
-        return [ids] if isinstance(ids, range) else by_type(ids, offsets)
-    return [ids[start:stop] for start, stop in pairwise([bisect_left(ids, offset) for offset in offsets])]
-
-
-def by_types(of_ranks: Sequence[Tensor], offsets: Sequence[int]) -> list[list[Tensor]]:
-    """Return for each type which of the nodes of each rank are of it."""
-    return [list(of_type) for of_type in zip(*(by_type(nodes, offsets) for nodes in of_ranks), strict=True)]
 
 
 class Room(NamedTuple):
@@ -85,7 +61,7 @@ class RowTable:
     def __init__(self, ids: Ids, like: Tensor, room: Room) -> None:
         self.ids, self.like = ids, torch.empty((0, *like.shape[1:]), dtype=like.dtype)
         self.bytes_of_row = like.element_size() * prod(like.shape[1:])
-        self._is_range = len(ids) > 0 and int(ids[-1]) - int(ids[0]) + 1 == len(ids)
+        self._positions = places_in(ids)
         self._rows: Tensor | None = None
         self._way, self._back = room.way, room.way.back()
         self.is_there = 0 < len(ids) * self.bytes_of_row <= room.there
@@ -146,12 +122,9 @@ class RowTable:
         else:
             self._file.write(at.numpy(), _bits(rows).numpy())
 
-    def _positions(self, nodes: Tensor) -> Tensor:
-        return nodes - self.ids[0] if self._is_range else torch.searchsorted(ids_of(self.ids), nodes)
 
-
-class RowTables:
-    """Rows of nodes of all types: a table for each type that has some, made when the first of them come.
+class RowTables(LayerRows):
+    """Rows of nodes of all types, wherever is room.
 
     Args:
         ids: The nodes of each type, in increasing order.
@@ -160,29 +133,13 @@ class RowTables:
     """
 
     def __init__(self, ids: Sequence[Ids], room: Room, says: str) -> None:
-        self._ids, self._room, self._says = ids, room, says
-        self.of_types: list[RowTable | None] = [None] * len(ids)
-        self._without = [0] * len(ids)  # nodes of each type that were written without rows
+        super().__init__(ids, says)
+        self._room = room
 
-    def make(self, likes: RowsOfTypes) -> None:
-        """Make the tables of those types that have rows of some type and shape, and no table yet."""
-        for number, like in enumerate(likes):
-            if self.of_types[number] is None and like is not None:
-                room = self._room
-                left = room._replace(in_ram=room.in_ram - self.bytes_in_ram, there=room.there - self.bytes_there)
-                self.of_types[number] = RowTable(self._ids[number], like, left)
-            if self.of_types[number] is not None:
-                check_has_rows(self._says, self._without[number])
-
-    @property
-    def likes(self) -> RowsOfTypes:
-        """No rows, of the type and shape that each table's rows have."""
-        return [None if table is None else table.like for table in self.of_types]
-
-    @property
-    def bytes_of_row(self) -> int:
-        """The bytes of the largest row."""
-        return max((table.bytes_of_row for table in self.of_types if table is not None), default=0)
+    def _made(self, ids: Ids, like: Tensor) -> RowTable:
+        room = self._room
+        left = room._replace(in_ram=room.in_ram - self.bytes_in_ram, there=room.there - self.bytes_there)
+        return RowTable(ids, like, left)
 
     @property
     def bytes_in_ram(self) -> int:
@@ -193,19 +150,6 @@ class RowTables:
     def bytes_there(self) -> int:
         """The bytes that the rows take on the device."""
         return sum(table.bytes_there for table in self.of_types if table is not None)
-
-    def write(self, nodes: Sequence[Tensor], rows: RowsOfTypes) -> None:
-        """Set the rows of some nodes of each type; rows of a type are there for all of its nodes or for none."""
-        for number, (ids, some) in enumerate(zip(nodes, rows, strict=True)):
-            self._without[number] += len(ids) if some is None else 0
-        self.make(rows)
-        for table, ids, some in zip(self.of_types, nodes, rows, strict=True):
-            if table is not None and some is not None:
-                table.write(ids, some)
-
-    def take(self, nodes: Sequence[Tensor]) -> RowsOfTypes:
-        """Return the rows of some nodes of each type."""
-        return [None if table is None else table.take(ids) for table, ids in zip(self.of_types, nodes, strict=True)]
 
 
 def fetch_rows(

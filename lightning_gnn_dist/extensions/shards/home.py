@@ -14,7 +14,7 @@ from lightning_gnn_dist.batches.source import BatchSource, GraphSource, stream_t
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.extensions.passes.evaluation import EvaluationPass
+from lightning_gnn_dist.extensions.passes.layer_pass import FarPass
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard, TypedBounds, check_ranks
 from lightning_gnn_dist.extensions.shards.nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.extensions.shards.part import read_part
@@ -34,9 +34,8 @@ from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.channel import Channel, open_channel
-from lightning_gnn_dist.wire.collectives import all_gather_rows
+from lightning_gnn_dist.wire.collectives import all_gather_rows, gather_objects
 
-_MOST_BYTES = 2048  # of what ranks say of a shard
 CACHE_BYTES = 1 << 26  # for rows of other shards, unless Loading says more
 
 
@@ -121,8 +120,12 @@ class ShardHome(GraphAccess):
         rows = self._graph.shard.rows
         _check_on_all_ranks(lambda: check(rows), self._graph.shard.index)
         if is_fit:
-            if self.exchanges:
-                _check_copies(self.path, self.bounds, self.running.num_ranks)
+            if self.exchanges and (num_ranks := self.running.num_ranks) != (num_shards := self.bounds.num_shards):
+                raise ValueError(
+                    f"boundary=Exchange() takes one rank for each shard, and {num_ranks} ranks hold the {num_shards} "
+                    f"shards of {self.path}: start {num_shards} ranks, divide the graph into {num_ranks} shards, or "
+                    "take boundary=Halo()."
+                )
             self.running_part()  # now, as all ranks are here
 
     def count(self, num_own: int, num_marked: int) -> Tensor:
@@ -301,11 +304,11 @@ class ShardHome(GraphAccess):
                 "norm of single rows such as BatchNorm, or give every host the whole graph."
             )
 
-        def pass_of(model: ModelLayers, channel: Channel, own: Callable[[], Tensor]) -> EvaluationPass:
+        def pass_of(model: ModelLayers, channel: Channel, own: Callable[[], Tensor]) -> FarPass:
             most = run.bytes_of_evaluation // SHARE_OF_INPUTS
             nodes = ShardNodes(self.graph().shard, model.layers, channel, most, folder, widen=run.widen)
             seeds = own() if model.norm is None else torch.arange(nodes.most_rows)
-            return EvaluationPass(nodes, seeds, model, channel, run.work, folder)
+            return FarPass(nodes, channel, run.work, model.norm, folder).plan_for(seeds, len(model.layers))
 
         assert run.trainer is not None
         return ReadyRows(run.trainer, pass_of, judged.num_ranks)
@@ -359,16 +362,6 @@ def _check_shards(bounds: Bounds, settings: BatchSettings, boundary: Boundary) -
         check_sampler(sampler, bounds.types)
 
 
-def _check_copies(path: Path, bounds: Bounds, num_ranks: int) -> None:
-    """Refuse an exchange among ranks of which several hold the same shard."""
-    if num_ranks != bounds.num_shards:
-        raise ValueError(
-            f"boundary=Exchange() takes one rank for each shard, and {num_ranks} ranks hold the {bounds.num_shards} "
-            f"shards of {path}: start {bounds.num_shards} ranks, divide the graph into {num_ranks} shards, or take "
-            "boundary=Halo()."
-        )
-
-
 def _check_on_all_ranks(check: Callable[[], None], shard: int) -> None:
     """Check the own shard. All ranks raise or none: whose shard is right says why another is refused. Collective.
 
@@ -381,10 +374,7 @@ def _check_on_all_ranks(check: Callable[[], None], shard: int) -> None:
         check()
     except ValueError as error:
         refusal = error
-    said = b"" if refusal is None else f"Shard {shard}: {refusal}".encode()[:_MOST_BYTES]
-    row = torch.zeros(_MOST_BYTES, dtype=torch.uint8)
-    row[: len(said)] = torch.tensor(list(said), dtype=torch.uint8)
-    texts = [bytes(each.tolist()).rstrip(b"\0").decode(errors="replace") for each in all_gather_rows(row)]
+    texts = gather_objects("" if refusal is None else f"Shard {shard}: {refusal}", everywhere=True) or []
     if refusal is not None:
         raise refusal
     if others := [text for text in texts if text]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -11,27 +11,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import NamesOfTypes, gathered, names_of_types
-from lightning_gnn_dist.batches.pool import Widen
+from lightning_gnn_dist.batches.batch import gathered
+from lightning_gnn_dist.batches.pool import Pool
 from lightning_gnn_dist.batches.source import Content, Taken, made_of, taken_of_edges
 from lightning_gnn_dist.engine.sample import Sample, has_ids
 from lightning_gnn_dist.extensions.larger_than_memory.tables import take_apart_of_shards
-from lightning_gnn_dist.extensions.passes.row_table import (
-    Ids,
-    Room,
-    RowTable,
-    RowTables,
-    by_types,
-    edges_before,
-    fetch_rows,
-    ids_by_type,
-)
+from lightning_gnn_dist.extensions.passes.row_table import Room, RowTable, fetch_rows
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard, TypedBounds, check_ranks
 from lightning_gnn_dist.graph.convert import SUFFIX
-from lightning_gnn_dist.graph.graph import Graph, with_arrays
-from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, bytes_per_row, edge_positions, row_pieces, take_rows
+from lightning_gnn_dist.graph.graph import with_arrays
+from lightning_gnn_dist.graph.rows import (
+    EDGES_PER_PIECE,
+    degrees_of,
+    edge_positions,
+    row_pieces,
+    starts_of,
+    take_rows,
+)
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.layers.layer_pass import FEATURES, Way, batch_of_layer, ids_of
+from lightning_gnn_dist.layers.layer_pass import (
+    FEATURES,
+    GraphNodes,
+    Ids,
+    by_type,
+    by_types,
+    edges_before,
+    ids_of,
+)
 from lightning_gnn_dist.layers.through_layers import Layer, whole_graph_arrays
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -100,7 +106,7 @@ def nodes_of_shards(
     return ShardNodes(shard, *how, seed_type=kind)
 
 
-class ShardNodes:
+class ShardNodes(GraphNodes):
     """The nodes of a shard, divided among all ranks that hold it, and the input rows of what sends to them.
 
     Args:
@@ -109,32 +115,24 @@ class ShardNodes:
         channel: All ranks.
         budget_bytes: Bytes that input rows may take in RAM; others are in a file.
         folder: Where such a file is made.
-        widen: Make float32 of narrower features, of all or of all but one type.
-        seed_type: The node type that batches say their seeds are of. Default: the first.
+        options: What :class:`GraphNodes` take.
     """
 
     def __init__(
-        self,
-        shard: Shard,
-        layers: Sequence[Layer],
-        channel: Channel,
-        budget_bytes: int,
-        folder: Path,
-        *,
-        widen: Widen = True,
-        seed_type: str | None = None,
+        self, shard: Shard, layers: Sequence[Layer], channel: Channel, budget_bytes: int, folder: Path, **options: Any
     ) -> None:
-        self._shard, self._channel, self._widen = shard, channel, widen
-        self.types = shard.bounds.types
-        self.offsets = self.types.offsets
-        self._seed_type = self.types.node_types[0] if seed_type is None else seed_type
-        self._division = Division(self.types, channel.size)
+        self._shard, self._channel, self._bounds = shard, channel, shard.bounds.types
+        super().__init__(shard.rows, offsets=self._bounds.offsets, **options)
+        self._division = Division(self._bounds, channel.size)
         self._budget_bytes, self._folder = budget_bytes, folder
         more = whole_graph_arrays(layers, shard.rows, shard.first_node)
         self._own = list(with_arrays(shard.rows, more).types.node_arrays.values())
         self._tables: list[dict[str, RowTable]] = [{} for _ in self._own]
-        self.bytes_per_edge = max(map(bytes_per_row, shard.rows.types.edge_arrays.values()))
         self.most_rows = int(shard.bounds.nodes[-1])
+
+    @property
+    def types(self) -> TypedBounds:
+        return self._bounds
 
     def own(self, rank: int) -> Ids:
         """Return the nodes that a rank owns."""
@@ -144,20 +142,17 @@ class ShardNodes:
         return self._division.by_rank(nodes)
 
     def senders(self, nodes: Ids) -> Tensor:
-        indptr, indices = self._shard.rows.indptr, self._shard.rows.indices
+        indptr, indices = self.rows.indptr, self.rows.indices
         if not isinstance(nodes, range):
             pieces = (indices[at] for _, at in row_pieces(indptr, ids_of(self.rows_at(nodes))))
             return _distinct(nodes, pieces, EDGES_PER_PIECE)
         at_once = min(EDGES_PER_PIECE, max(1, self._budget_bytes // _BYTES_OF_AN_EDGE))
-        first, last = self.edges_before(nodes)[[0, -1]].tolist()
+        first, last = edges_before(self, nodes)[[0, -1]].tolist()
         of_all = indices[first:last].split(at_once)
         outside = (some[(some < nodes.start) | (some >= nodes.stop)] for some in of_all)
         others = _distinct(indptr[:0], outside, at_once)
         below = int(torch.searchsorted(others, nodes.start))
         return torch.cat([others[:below], ids_of(nodes), others[below:]])
-
-    def edges_before(self, nodes: Ids) -> Tensor:
-        return edges_before(self._shard.rows.indptr, self.rows_at(nodes))
 
     def rows_at(self, nodes: Ids) -> Ids:
         """The rows of own nodes in the shard."""
@@ -171,7 +166,7 @@ class ShardNodes:
         asked = self.by_owner(nodes)
         told = self._channel.exchange(asked)
         left = self._budget_bytes
-        of_types = ids_by_type(nodes, self.offsets), by_types(asked, self.offsets), by_types(told, self.offsets)
+        of_types = by_type(nodes, self.offsets), by_types(asked, self.offsets), by_types(told, self.offsets)
         for kind, (ids, asked_of, told_of) in enumerate(zip(*of_types, strict=True)):
             for name, array in sorted(self._own[kind].items()):
                 table = RowTable(ids, array[:0], Room(left, self._folder))
@@ -186,14 +181,9 @@ class ShardNodes:
         rows = gathered(likes, none, widen=self._widen).values()
         return sum(each.element_size() * prod(each.shape[1:]) for each in rows)
 
-    @property
-    def rows(self) -> Graph:
-        """The shard's nodes, and the edges into them."""
-        return self._shard.rows
-
     def n_id(self, kind: int) -> Tensor:
         """The ids of the shard's nodes of a type, in that type of the graph before it was divided."""
-        return self._shard.rows.types.node_arrays[self.types.node_types[kind]]["n_id"]
+        return self.rows.types.node_arrays[self.types.node_types[kind]]["n_id"]
 
     def ids_in_type(self, kind: int, nodes: Tensor) -> Tensor:
         """Those ids of own nodes of a type."""
@@ -201,25 +191,25 @@ class ShardNodes:
 
     def own_rows(self, kind: int, array: Tensor, nodes: Tensor) -> Tensor:
         """Rows of an array of a type for own nodes."""
-        return take_rows(array, ids_of(self.rows_at(nodes)) - self._shard.rows.types.offsets[kind])
+        return take_rows(array, ids_of(self.rows_at(nodes)) - self.rows.types.offsets[kind])
 
-    def one_hop(self, nodes: Tensor, rows: RowTables | None, way: Way) -> Any:
-        sample, left_out = self._sample(nodes), () if rows is None else FEATURES
+    def _around(self, nodes: Tensor) -> tuple[Any, list[Tensor]]:
+        sample = self._sample(nodes)
         apart = take_apart_of_shards(self.types, sample)
         of_types = [at + start for at, start in zip(apart.nodes, self.offsets, strict=False)]
         taken = [
-            Taken({name: table.take(ids) for name, table in tables.items() if name not in left_out})
+            Taken({name: table.take(ids) for name, table in tables.items() if name not in FEATURES})
             for tables, ids in zip(self._tables, of_types, strict=True)
         ]
-        edges = taken_of_edges(self._shard.rows, apart)
+        edges = taken_of_edges(self.rows, apart)
         content = Content.by_types(self.types, apart, sample, taken, edges, self._seed_type)
-        batch = made_of(content, widen=self._widen)
-        x = [store.get("x") for store in batch.node_stores] if rows is None else rows.take(of_types)
-        return batch_of_layer(batch, x, lambda kind, ids: self.inputs(kind, "x", ids), of_types, way)
+        return made_of(content, widen=self._widen), of_types
 
-    @cached_property
-    def names_in_batches(self) -> NamesOfTypes:
-        return names_of_types(self._shard.rows.types, widen=self._widen)
+    def _ids(self, of_types: list[Tensor]) -> list[Tensor]:
+        return of_types
+
+    def _inputs(self, number: int, at: Tensor, pool: Pool | None = None) -> Tensor | None:
+        return self.inputs(number, "x", at)
 
     def inputs(self, kind: int, name: str, nodes: Tensor) -> Tensor | None:
         tables = self._tables[kind]
@@ -230,8 +220,8 @@ class ShardNodes:
 
     def _sample(self, nodes: Tensor) -> Sample:
         """Sample all in-neighbours of own nodes, as the kernel of whole graphs would but for the order of nodes."""
-        rows, local = self._shard.rows, ids_of(self.rows_at(nodes))
-        starts, positions = edges_before(rows.indptr, local), edge_positions(rows.indptr, local)
+        rows, local = self.rows, ids_of(self.rows_at(nodes))
+        starts, positions = starts_of(degrees_of(rows.indptr, local)), edge_positions(rows.indptr, local)
         senders = rows.indices[positions].to(torch.int64)
         others = senders.unique()
         others = others[~torch.isin(others, nodes, assume_unique=True)]

@@ -86,7 +86,7 @@ def test_nothing_is_left_of_what_failed(tmp_path: Path, monkeypatch: pytest.Monk
             raise OSError(errno.ENOSPC, "No space left on device")
         append(file, array)
 
-    monkeypatch.setattr(npy, "append", append_while_there_is_room)
+    monkeypatch.setattr("lightning_gnn_dist.prepare.arrays.append", append_while_there_is_room)
     with pytest.raises(OSError, match=r"the disk of .*graph is full .*: make room, and repeat"):
         reorder_graph(graph, some_partition(graph, 4), tmp_path / "graph")
     assert not list(tmp_path.iterdir())

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.passes import layer_pass
-from lightning_gnn_dist.extensions.passes.layer_pass import LayerPass
-from lightning_gnn_dist.extensions.passes.nodes import WholeNodes
+from lightning_gnn_dist.extensions.passes.layer_pass import FarPass
+from lightning_gnn_dist.extensions.passes.nodes import FileNodes
 from lightning_gnn_dist.layers.layer_pass import Work
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.data_fitting import trainer
@@ -35,10 +35,10 @@ def at_most(size: int) -> Callable[..., float]:
     return lambda of, edges, bytes_in, bytes_out, start, stop: float("inf") if stop - start > size else 0.0
 
 
-def work_of(module: Any, in_ram: int, there: int, folder: Path | None = None, data: Any = DATA) -> LayerPass:
-    nodes = WholeNodes(graph_of(data), None, module.layers(), 1, in_ram)
-    work = LayerPass(nodes, open_channel(1), Work(torch.device("cuda", 0), torch.float64, True, in_ram, there), folder)
-    return work
+def work_of(module: Any, in_ram: int, there: int, folder: Path | None = None, data: Any = DATA) -> FarPass:
+    nodes = FileNodes(graph_of(data), None, module.layers(), 1, in_ram)
+    work = Work(torch.device("cuda", 0), torch.float64, True, in_ram, there)
+    return FarPass(nodes, open_channel(1), work, folder=folder)
 
 
 def given(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,9 +53,9 @@ def test_rows_are_those_of_a_cpu(name: str, place: str, tmp_path: Path, monkeypa
     monkeypatch.setattr(layer_pass, "bytes_foreseen", at_most(7))
     module = model(name, 3)
     expected, seeds = whole_rows(module, DATA), DATA.test_mask.nonzero().view(-1)
-    work = work_of(module.cuda(), *PLACES[place], tmp_path)
+    work = work_of(module.cuda(), *PLACES[place], tmp_path).plan_for(seeds, 3)
     with torch.no_grad():
-        tables = list(work.tables(module.layers(), work.plan(seeds, 3)))
+        tables = list(work.tables(module.layers()))
     for table in (table for found in tables for table in found.of_types):
         assert table is not None
         assert (table.is_there, table.is_file) == (place == "device", place == "file")
@@ -132,11 +132,10 @@ def test_the_host_waits_as_often_for_many_blocks_as_for_few(place: str, monkeypa
     found = list[int]()
     for size in (30, 3):
         monkeypatch.setattr(layer_pass, "bytes_foreseen", at_most(size))
-        work = work_of(module, MUCH, MUCH)
-        planned = work.plan(ALL, 3)
+        work = work_of(module, MUCH, MUCH).plan_for(ALL, 3)
         notes.clear()
         with torch.no_grad():
-            work.rows(module.layers(), planned).take([ALL])
+            work.rows(module.layers()).take([ALL])
         found.append(sum(times for (kind, _, _), times in notes.items() if kind == "sync"))
     assert found[0] == found[1] <= (3 if place == "RAM" else 0)
 
@@ -148,11 +147,11 @@ def test_blocks_keep_to_the_bytes_of_the_device() -> None:
     sizes, module = list[int](), module.cuda()
     layers = [lambda batch, layer=layer: sizes.append(batch.batch_size) or layer(batch) for layer in module.layers()]
     there = 16 << 20
-    work = work_of(module, MUCH, there, data=data)
-    planned, before = work.plan(torch.arange(20_000), 2), torch.cuda.memory_allocated(0)
+    work = work_of(module, MUCH, there, data=data).plan_for(torch.arange(20_000), 2)
+    before = torch.cuda.memory_allocated(0)
     most = list[int]()
     with torch.no_grad():
-        table = work.rows(layers, planned, lambda _: most.append(torch.cuda.max_memory_allocated(0) - before))
+        table = work.rows(layers, lambda _: most.append(torch.cuda.max_memory_allocated(0) - before))
     assert max(most) <= there
     assert len(sizes) > 2
     (found,) = table.take([torch.arange(20_000)])

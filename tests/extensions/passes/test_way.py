@@ -11,8 +11,8 @@ from lightning_gnn_dist import Graph
 from lightning_gnn_dist.extensions.passes import forecast
 from lightning_gnn_dist.extensions.passes import nodes as of_nodes
 from lightning_gnn_dist.extensions.passes.forecast import Forecast, Memory, bytes_there
-from lightning_gnn_dist.extensions.passes.layer_pass import LayerPass
-from lightning_gnn_dist.extensions.passes.nodes import WholeNodes
+from lightning_gnn_dist.extensions.passes.layer_pass import FarPass
+from lightning_gnn_dist.extensions.passes.nodes import FileNodes
 from lightning_gnn_dist.extensions.passes.row_table import Room, RowTable
 from lightning_gnn_dist.extensions.passes.way import UnderWay, WayAndBack
 from lightning_gnn_dist.graph.storage.mapped import all_maps
@@ -142,10 +142,10 @@ def test_a_table_gives_the_rows_that_it_got(most_bytes, dtype, shape, ids, tmp_p
 
 
 def rows_of(layers: Any, seeds: Tensor, budget_bytes: int, folder: Path | None = None, graph: Graph = GRAPH) -> Tensor:
-    nodes = WholeNodes(graph, seeds, layers, 1, budget_bytes)
-    work = LayerPass(nodes, open_channel(1), Work(CPU, None, True, budget_bytes), folder)
+    nodes = FileNodes(graph, seeds, layers, 1, budget_bytes)
+    work = FarPass(nodes, open_channel(1), Work(CPU, None, True, budget_bytes), folder=folder)
     with torch.no_grad():
-        return work.rows(layers, work.plan(seeds, len(layers))).take([seeds])[0]
+        return work.plan_for(seeds, len(layers)).rows(layers).take([seeds])[0]
 
 
 @pytest.mark.parametrize("budget_bytes", [1, 3_000, 20_000, 1 << 30])
