@@ -136,6 +136,11 @@ class LinkDataModule(GraphDataModule):
             sampler_of_events(sampler, time), batch_size, seed, loading, evaluation, global_batching
         )
         check_settings_of_edges(settings, boundary)
+        if settings.evaluation.on is not None:
+            raise ValueError(
+                "Evaluation(on=...) is for nodes: a split holds the edges that are judged. To judge those of another "
+                "graph, give its split to a data module of its own, trainer.test(model, LinkDataModule(other))."
+            )
         self.task, self.split = task, known if isinstance(known, LinkSplit) else None
         running, values = RunContext(settings), ValueCheck(is_on=settings.loading.check_values)
         if not is_whole:
