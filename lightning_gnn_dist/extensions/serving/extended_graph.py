@@ -31,10 +31,8 @@ from lightning_gnn_dist.extensions.shards.owner import Question as AskedOfOwners
 from lightning_gnn_dist.extensions.shards.temporal import sample_at_times
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.extensions.temporal.times import (
-    BEFORE_ALL,
     TimeOrder,
-    as_integers,
-    have_times,
+    TimeSource,
     node_times,
     ordered,
     sources_of,
@@ -207,20 +205,19 @@ class ExtendedGraph(Tables[_Types]):
 
     def _order_by(self, name: str) -> None:
         """Order edges by the times of a name."""
-        rows, types = self._rows.graph, self._graph.types
-        times = torch.full((rows.num_edges,), BEFORE_ALL)
+        rows, types, sources = self._rows.graph, self._graph.types, list[TimeSource | None]()
         for kind, source in zip(types.edge_types, sources_of(self._graph, name), strict=True):
-            at = rows.types.edges_of(kind)
             if source is not None and source.first_sender is None:
-                times[at] = as_integers(rows.types.edge_arrays[kind][name])
+                source = TimeSource(rows.types.edge_arrays[kind][name], None)
             elif source is not None:
+                at = rows.types.edges_of(kind)
                 row = torch.searchsorted(rows.indptr, at, right=True) - 1
                 senders = rows.indices[at].long()
                 names = (self._rows.requests[row] << self._bits) | senders
-                times[at] = as_integers(self._numbers(name, kind[0], senders, names))
+                source = TimeSource(self._numbers(name, kind[0], senders, names), None)
+            sources.append(source)
         of_graph, of_rows = self._orders
-        of_graph[name] = time_order(self._graph, name)
-        of_rows[name] = ordered(rows, times, have_times(self._graph, name))
+        of_graph[name], of_rows[name] = time_order(self._graph, name), ordered(rows, sources)
 
     def _numbers(self, name: str, kind: str, ids: Tensor, names: Tensor) -> Tensor:
         """Return what an array of a node type holds for some nodes."""

@@ -17,14 +17,7 @@ from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, O
 from lightning_gnn_dist.extensions.shards.owner import NODES
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, check_comparable, seen_by
-from lightning_gnn_dist.extensions.temporal.times import (
-    BEFORE_ALL,
-    as_integers,
-    have_times,
-    node_times,
-    ordered,
-    sources_of,
-)
+from lightning_gnn_dist.extensions.temporal.times import TimeSource, node_times, ordered, sources_of
 from lightning_gnn_dist.sampling.base import check_seeds
 from lightning_gnn_dist.sampling.turns import Steps
 
@@ -34,16 +27,14 @@ def prepare_times(graph: ShardedGraph, name: str) -> None:
     if name in graph.orders:
         return
     rows, types = graph.shard.rows, graph.shard.rows.types
-    times = torch.full((rows.num_edges,), BEFORE_ALL)
-    for number, source in enumerate(sources_of(rows, name)):
-        at = types.edges_of(types.edge_types[number])
-        if source is not None and source.first_sender is None:
-            times[at] = as_integers(source.times)
-        elif source is not None:
-            sender = types.node_types.index(types.edge_types[number][0])
-            ids = rows.indices[at].to(torch.int64) - graph.types.offsets[sender]
-            times[at] = as_integers(graph.answered(graph.array_of(NODES, sender, name, ids)))
-    graph.orders[name] = ordered(rows, times, have_times(rows, name))
+    sources = list(sources_of(rows, name))
+    for number, source in enumerate(sources):
+        if source is not None and source.first_sender is not None:  # who may be another rank's
+            kind = types.edge_types[number]
+            sender = types.node_types.index(kind[0])
+            ids = rows.indices[types.edges_of(kind)].to(torch.int64) - graph.types.offsets[sender]
+            sources[number] = TimeSource(graph.answered(graph.array_of(NODES, sender, name, ids)), None)
+    graph.orders[name] = ordered(rows, sources)
     graph.channel.exchange([torch.empty(0)] * graph.channel.size)  # from now on each rank answers
 
 

@@ -6,7 +6,7 @@ the bits, with those of negative numbers turned round. The order of a graph's ed
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -186,18 +186,18 @@ def time_order(graph: Graph, name: str) -> TimeOrder:
 
     def find() -> TimeOrder:
         graph.check_edges()  # these loops follow them
-        return ordered(graph, _times_of_edges(graph, name), have_times(graph, name))
+        return ordered(graph, sources_of(graph, name))
 
     return remembered(graph, ("time order", name), find, arrays_of(graph, name))
 
 
-def have_times(graph: Graph, name: str) -> Array:
-    """For each edge type whether its edges have times called ``name``."""
-    return np.array([source is not None for source in sources_of(graph, name)])
-
-
-def ordered(graph: Graph, times: Tensor, has_time: Array) -> TimeOrder:
-    """The order of a graph's edges by these integers, which it writes into; of each type whether it has times."""
+def ordered(graph: Graph, sources: Sequence[TimeSource | None]) -> TimeOrder:
+    """The order of a graph's edges by the times of each type; None where a type has none."""
+    times, has_time = torch.full((graph.num_edges,), BEFORE_ALL), np.array([of is not None for of in sources])
+    for number, source in enumerate(sources):
+        for first, piece in zip(count(0, EDGES_AT_ONCE), _pieces(graph, number), strict=False):
+            if source is not None:
+                times[piece] = as_integers(source.of(first, graph.indices[piece]))
     kinds = None if len(has_time) == 1 else graph.types.edge_type
     if all(bool(_follows(graph.indptr, kinds, times, rows)[1].all()) for rows in row_slices(graph.indptr)):
         return TimeOrder(times.numpy(), np.empty(0, np.int32), has_time)
@@ -211,16 +211,6 @@ def ordered(graph: Graph, times: Tensor, has_time: Array) -> TimeOrder:
         times[at] = times[at][order]
         places[at] = (order + at.start - starts[:-1].repeat_interleave(starts.diff())).to(places.dtype)
     return TimeOrder(times.numpy(), places.numpy(), has_time)
-
-
-def _times_of_edges(graph: Graph, name: str) -> Tensor:
-    """The time of each edge as an integer, in the order of the graph's edges; ``BEFORE_ALL`` where there is none."""
-    times = torch.full((graph.num_edges,), BEFORE_ALL)
-    for number, source in enumerate(sources_of(graph, name)):
-        for first, piece in zip(count(0, EDGES_AT_ONCE), _pieces(graph, number), strict=False):
-            if source is not None:
-                times[piece] = as_integers(source.of(first, graph.indices[piece]))
-    return times
 
 
 def _pieces(graph: Graph, number: int) -> Iterator[slice | Tensor]:
