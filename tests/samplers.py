@@ -15,13 +15,16 @@ SAMPLERS: dict[str, Sampler] = {
     "ladies": lgd.LadiesSampler([40, 30]),
     "fastgcn": lgd.FastGCNSampler([40, 30]),
     "ladies_weighted": lgd.LadiesSampler([40, 30], weight="weight"),
-    "walk": lgd.RandomWalkSampler(2, visits=4),
-    "shadow": lgd.ShadowSampler([4, 2], num_hops=2),
     "cluster": lgd.ClusterSampler(2),
     "whole": lgd.WholePartSampler(2),
 }
 for more in brought("samplers"):
     SAMPLERS |= more.SAMPLERS
+
+
+def of_extensions(name: str) -> list[Sampler]:
+    """Samplers of a kind: of TWO_HOPS, of graphs INDUCED by nodes or APART around each seed, LARGE, or WEIGHED."""
+    return [sampler for more in brought("samplers") for sampler in getattr(more, name, ())]
 
 
 def graph_for_all(num_nodes: int = 400) -> lgd.Graph:

@@ -262,13 +262,9 @@ def names_come_from_the_facade_where_it_has_them(folder: Path) -> Iterator[str]:
 
 def no_test_of_the_core_names_an_extension(folder: Path) -> Iterator[str]:
     """Neither by its module nor by a public name: so its folder can be deleted with its tests."""
-    public = [
-        name
-        for name, module in lightning_gnn_dist._DEFINED_IN.items()
-        if ".extensions." in module and ".subgraphs." not in module
-    ]
+    public = [name for name, module in lightning_gnn_dist._DEFINED_IN.items() if ".extensions." in module]
     facade = rf"\b(lightning_gnn_dist|lgd|package)\.({'|'.join(public)})\b"
-    named = re.compile("|".join([rf"\bextensions\.({'|'.join({*ALL} - {'subgraphs'})})\b", *[facade] * bool(public)]))
+    named = re.compile("|".join([rf"\bextensions\.({'|'.join(ALL)})\b", *[facade] * bool(public)]))
     for path in modules(folder):
         if path.relative_to(folder).parts[0] in ("extensions", "test_architecture.py", *OF_ALL):
             continue

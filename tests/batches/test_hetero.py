@@ -11,12 +11,13 @@ from torch_geometric.data import HeteroData
 from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv, to_hetero
 from torch_geometric.utils import trim_to_layer
 
-from lightning_gnn_dist import Graph, NeighborSampler, ShadowSampler, WholePartSampler, citations
+from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler, citations
 from lightning_gnn_dist.batches.batch import in_type
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.graph.typed.graphs import small
+from tests.samplers import of_extensions
 
 SEEDS = torch.tensor([3, 190, 41, 7])
 ALL = NeighborSampler([-1, -1])
@@ -180,7 +181,7 @@ def test_weights_of_edges_are_those_of_their_block() -> None:
     torch.testing.assert_close(on_edges, conv((x, x[: block.num_dst]), block.weighted_adj))
 
 
-@pytest.mark.parametrize("sampler", [ShadowSampler([2, 2], 2), WholePartSampler(2)])
+@pytest.mark.parametrize("sampler", [WholePartSampler(2), *of_extensions("TWO_HOPS")])
 def test_subgraphs_have_rows_for_all(sampler: Sampler, data: HeteroData) -> None:
     batch = batch_of(data, SEEDS.sort().values, sampler)
     assert batch["paper"].n_id[:4].equal(SEEDS.sort().values)

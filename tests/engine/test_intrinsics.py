@@ -16,15 +16,12 @@ from numba import config, njit
 from numba.core import event
 from torch import Tensor
 
-from lightning_gnn_dist import ShadowSampler
 from lightning_gnn_dist.engine import compiling, lending, rng
 from lightning_gnn_dist.engine.intrinsics import RUN, fill_run, run_length
+from lightning_gnn_dist.engine.kernels import sample
 from lightning_gnn_dist.engine.lending import PinnedPool, sent
-from lightning_gnn_dist.extensions.subgraphs.shadow import sample_egos
 from lightning_gnn_dist.graph.storage.mapped import _reader
 from tests.sampling import reference
-from tests.sampling.neighborhoods import PLACE
-from tests.sampling.reference import random_graph
 
 
 @njit
@@ -217,17 +214,6 @@ def test_any_change_of_any_source_gives_another_digest(tmp_path: Path) -> None:
     assert len(digests) == 4
 
 
-def test_a_kernel_is_kept_under_the_sources_of_its_parts_too() -> None:
-    graph = random_graph()
-    seeds = graph.indices[:1].long()
-    ShadowSampler([2], num_hops=1).sample_bulk(graph, [seeds], [PLACE])
-    digest = compiling.digest_of(Path(compiling.__file__).parent)
-    pattern = (
-        f"*sample_egos_{digest}*.py{sys.version_info.major}{sys.version_info.minor}.nbi"  # others keep theirs there
-    )
-    assert len(list(Path(sample_egos.stats.cache_path).glob(pattern))) == 1  # type: ignore[attr-defined]
-
-
 def test_one_rank_says_once_that_kernels_of_the_package_are_compiled(
     logged: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -237,7 +223,7 @@ def test_one_rank_says_once_that_kernels_of_the_package_are_compiled(
             notice.notify(event.Event("numba:compile", status, {"dispatcher": kernel}))
         return len(logged)
 
-    notice, ours, theirs = compiling.Notice(), sample_egos, njit(lambda number: number)
+    notice, ours, theirs = compiling.Notice(), sample, njit(lambda number: number)
     assert [said(notice, kernel) for kernel in (theirs, _reader(), ours, ours)] == [0, 0, 1, 0]
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert said(compiling.Notice(), ours) == 0

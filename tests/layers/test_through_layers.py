@@ -17,15 +17,15 @@ from lightning_gnn_dist.batches.one_hop import one_hop, seen_by_layers
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.base import Sampler
+from tests.samplers import of_extensions
 
 NUM_NODES, SEEDS = 120, torch.tensor([4, 99, 7, 60, 33, 118])
 EVERY_KIND = [
     lgd.NeighborSampler([3, 4]),
     lgd.NeighborSampler([-1, -1]),
     lgd.ClusterSampler(num_hops=2),
-    lgd.RandomWalkSampler(num_hops=2, visits=0),
-    lgd.ShadowSampler([3, 2], num_hops=2),
     lgd.WholePartSampler(num_hops=2),
+    *of_extensions("TWO_HOPS"),
 ]
 
 

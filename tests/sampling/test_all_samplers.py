@@ -21,7 +21,7 @@ from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.layer_wise import LayerSampler
 from tests.pages import public
 from tests.sage import SAGE
-from tests.samplers import SAMPLERS, graph_for_all
+from tests.samplers import SAMPLERS, graph_for_all, of_extensions
 from tests.sampling.neighborhoods import CHANGES, assert_same, damaged, edge_index_of, edges_of
 from tests.sampling.reference import random_graph
 
@@ -100,8 +100,8 @@ def test_every_batch_needs_a_key(sampler: Sampler, graph: lgd.Graph) -> None:
 
 @of_all
 def test_seeds_that_are_none_are_refused(sampler: Sampler, graph: lgd.Graph) -> None:
-    # With a shadow, every seed has a neighbourhood of its own.
-    for seeds in ([400], [-1], *[[3, 3]] * (not isinstance(sampler, lgd.ShadowSampler))):
+    apart = tuple(map(type, of_extensions("APART")))  # every seed has a neighbourhood of its own
+    for seeds in ([400], [-1], *[[3, 3]] * (not isinstance(sampler, apart))):
         with pytest.raises(ValueError, match=r"must lie in \[0, 400\)|must be distinct"):
             sampler.sample_bulk(graph, [torch.tensor(seeds)], KEYS[:1])
 
@@ -116,7 +116,8 @@ def test_edges_that_point_out_of_the_graph_are_refused(sampler: Sampler) -> None
 @pytest.mark.parametrize("sampler", [sampler for sampler in SAMPLERS.values() if sampler.num_hops == 2], ids=repr)
 def test_a_model_learns_from_its_batches(sampler: Sampler, graph: lgd.Graph) -> None:
     data = lgd.PartitionedDataModule(graph, sampler=sampler, batch_size=60)
-    blocks = not isinstance(sampler, LayerSampler | lgd.RandomWalkSampler)  # those give weights, and SAGE takes means
+    weighed = LayerSampler, *map(type, of_extensions("WEIGHED"))
+    blocks = not isinstance(sampler, weighed)  # those give weights, and SAGE takes means
     model = SAGE(graph.node_arrays["x"].shape[1], int(graph.node_arrays["y"].max()) + 1, blocks=blocks)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     pl.Trainer(
@@ -133,7 +134,7 @@ FULL = [
     lgd.FastGCNSampler([900, 700, 300]),
     lgd.ClusterSampler(2),
 ]
-FULL += [lgd.RandomWalkSampler(2, walk_length=3, visits=0), lgd.ShadowSampler([12, 5], 2)]
+FULL += of_extensions("LARGE")
 
 
 @pytest.mark.parametrize("sampler", FULL, ids=repr)

@@ -21,6 +21,7 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.block import Adjacency, Block, spend_warning
+from tests.samplers import of_extensions
 from tests.sampling.reference import random_graph
 
 SAMPLERS = [
@@ -313,7 +314,7 @@ def test_where_all_nodes_are_seeds_layers_of_one_input_do_the_same(name):
         assert_close(layer(batch.x, *more, block.weighted_adj), weighed)
 
 
-SAMPLERS_OF_LAYERS = [lgd.LadiesSampler([9, 9]), lgd.FastGCNSampler([99, 99]), lgd.RandomWalkSampler(2, visits=2)]
+SAMPLERS_OF_LAYERS = [lgd.LadiesSampler([9, 9]), lgd.FastGCNSampler([99, 99]), *of_extensions("WEIGHED")]
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS_OF_LAYERS, ids=repr)
@@ -328,7 +329,7 @@ def test_weights_of_a_sampler_are_not_left_out_in_silence(sampler):
 
 
 def test_a_batch_without_weights_has_no_weighted_matrix():
-    batch = batch_of(lgd.RandomWalkSampler(2, visits=0))
+    batch = batch_of(lgd.NeighborSampler([3, 3]))
     assert batch.blocks[0].adj.values().unique().tolist() == [1.0]
     del batch.edge_weight
     with pytest.raises(AttributeError, match=r"or use block\.adj, where every edge counts 1"):

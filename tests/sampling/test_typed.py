@@ -14,6 +14,7 @@ from lightning_gnn_dist.engine.apart import places_of, take_apart
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from tests.conftest import module_of
 from tests.graph.typed.graphs import EDGES, small
+from tests.samplers import of_extensions
 from tests.sampling import reference
 from tests.sampling.neighborhoods import PLACE
 from tests.sampling.reference import random_graph
@@ -143,7 +144,7 @@ def test_places_are_those_among_the_edges_of_a_type(num_types):
         assert places_of(graph, number, at[order]).equal(order)
 
 
-SUBGRAPHS = [lgd.ShadowSampler([2, 2], 2), lgd.RandomWalkSampler(2, visits=0), lgd.WholePartSampler(2)]
+SUBGRAPHS = [lgd.WholePartSampler(2), *of_extensions("TWO_HOPS")]
 
 
 @pytest.mark.parametrize("sampler", SUBGRAPHS)
@@ -206,7 +207,6 @@ def test_useless_numbers_are_refused(case):
             "LadiesSampler draws from graphs without types, and this one has 3 node types: use Neigh",
         ),
         (lgd.ClusterSampler(2), "ClusterSampler draws from graphs without types"),
-        (lgd.RandomWalkSampler(2), r"RandomWalkSampler\(visits=50\) draws from graphs without types"),
     ],
 )
 def test_what_does_not_fit_the_types_is_refused(sampler, message):

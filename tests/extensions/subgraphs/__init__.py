@@ -1,0 +1,1 @@
+"""Subgraphs around seeds: walks and shadows."""
