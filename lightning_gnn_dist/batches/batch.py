@@ -39,12 +39,20 @@ class Later:
 
 
 class ReadsLater(BaseStorage):  # type: ignore[misc]
-    """Adds to a PyG store that entries may be made when they are first read."""
+    """Adds to a PyG store that entries, and the input rows ``x0``, may be made when they are first read."""
+
+    _read_inputs: Callable[[], Tensor] | None = None
+
+    def promise_x0(self, read: Callable[[], Tensor]) -> None:
+        """Let ``read`` return ``x0`` when it is first read; until then no name tells of it."""
+        self._read_inputs = read
 
     def __getitem__(self, key: str) -> Any:
         value = self._mapping.get(key)
         if isinstance(value, Later):
             self._mapping[key] = value.read()
+        elif key == "x0" and value is None and self._read_inputs is not None:
+            self._mapping[key] = self._read_inputs()
         return super().__getitem__(key)
 
 
@@ -150,22 +158,7 @@ class Promising(ReadsLater):
         return self
 
 
-class WithInputs(ReadsLater):
-    """Adds to a PyG store that the input rows ``x0`` may be a promise."""
-
-    _read_inputs: Callable[[], Tensor] | None = None
-
-    def promise_x0(self, read: Callable[[], Tensor]) -> None:
-        """Let ``read`` return ``x0`` when it is first read."""
-        self._read_inputs = read
-
-    def __getitem__(self, key: str) -> Any:
-        if key == "x0" and self._read_inputs is not None and key not in self._mapping:
-            self._mapping[key] = self._read_inputs()
-        return super().__getitem__(key)
-
-
-class BatchStore(Promising, WithInputs, GlobalStorage):  # type: ignore[misc]
+class BatchStore(Promising, GlobalStorage):  # type: ignore[misc]
     """The store of a batch without types."""
 
 
@@ -347,7 +340,7 @@ class EdgeStore(Promising, EdgeStorage):  # type: ignore[misc]
     """The store of one edge type of a batch."""
 
 
-class NodeStore(WithInputs, NodeStorage):  # type: ignore[misc]
+class NodeStore(ReadsLater, NodeStorage):  # type: ignore[misc]
     """The store of one node type of a batch."""
 
 

@@ -69,11 +69,6 @@ class Deal:
         epoch, batch = divmod(number, self.num_batches)
         return BatchKey(self.seed, epoch, batch)
 
-    def size(self, batch: int) -> int:
-        """Return the number of seeds of a batch."""
-        places = self._slice(batch)
-        return int(places.stop - places.start)
-
     def places(self, key: BatchKey, order_of: Order) -> Tensor | slice:
         """Return where the seeds of a batch stand among all; ``order_of`` may choose the order of a pass."""
         places = self._slice(key.batch)
