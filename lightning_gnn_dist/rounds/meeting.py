@@ -18,6 +18,7 @@ from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, log_numbers, set_global_step
 from lightning_gnn_dist.rounds.means import Parameters, forget_moments
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
+from lightning_gnn_dist.rounds.premises import odd_ones
 from lightning_gnn_dist.rounds.reducer import are_finite, leave_out_, length_of, refuse_weights
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.collectives import checksum
@@ -179,7 +180,13 @@ class Peers:
                 meeting.has_taken_first = True
                 checkpoints.take_first_(meeting.ask("equal"))
                 votes = _vote(meeting, batches, is_told_to_end)
-            refusals.check_replicas([vote.checksum for vote in votes], state.round_idx)
+            if odd := odd_ones([vote.checksum for vote in votes]):  # the same on all ranks: all raise or none
+                raise RuntimeError(
+                    f"After the meeting of round {state.round_idx} the replicas of ranks {odd} differ from that of "
+                    "rank 0, by more than processors of different kinds explain. What runs at a meeting must do the "
+                    "same on all ranks: look for an end_round() that does not call average_replicas(), or a hook that "
+                    "acts on some ranks only, draws random numbers, or whose results vary from call to call."
+                )
         state.round_idx += 1
         state.gradients_beyond = 0
         return votes

@@ -195,7 +195,11 @@ class PartitionedStrategy(DDPStrategy):
             checkpoints.mark_alone(checkpoint, self._of_run())
         elif "optimizer_states" in checkpoint:  # else there is nothing to resume
             if isinstance(self._launcher, Elsewhere):
-                refusals.refuse_to_save()
+                raise ValueError(
+                    "The ranks that trained have ended, and their optimizers with them, so this process has nothing "
+                    "that a fit could go on from: add ModelCheckpoint, which saves in the ranks, or keep the weights, "
+                    "trainer.save_checkpoint(path, weights_only=True)."
+                )
             self._replica(weights=not self.processors_differ).check(self.root_device)
             checkpoints.add_to_checkpoint(checkpoint, self._of_run(), self._of_rank(checkpoint))
         super().save_checkpoint(checkpoint, filepath, storage_options)

@@ -16,7 +16,6 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.joint import ChecksEarly, CountsSeeds, GivesAnchors, GivesCorrections
 from lightning_gnn_dist.rounds.correction_gradients import name_of_step
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
-from lightning_gnn_dist.rounds.premises import odd_ones
 
 OTHER_SPARSE = (
     "A parameter{} has a sparse gradient, and is no table that ranks know: look rows up in an "
@@ -33,14 +32,6 @@ def check_says(name: str, value: object, method: str, text: str) -> None:
 def check_reducer(reducer: object) -> None:
     """Refuse what does not say how means are sent."""
     check_says("reducer", reducer, "of_rounds", "how means are sent, as Rounded(8) does, or be None: as they are; ")
-
-
-def check_trainer(strategy: str, trainer: Trainer, *, has_layer_sync: bool) -> None:
-    """Refuse settings of the Trainer that act inside a round, where every rank is alone."""
-    refuse_all(
-        f"{strategy} trains in rounds, one epoch each, and ranks are alone between meetings.",
-        _conflicts(trainer, has_layer_sync),
-    )
 
 
 def refuse_all(premise: str, conflicts: Iterable[tuple[bool, str]]) -> None:
@@ -74,39 +65,12 @@ def check_loader(strategy: str, loader: object) -> None:
         )
 
 
-def check_schedulers(strategy: str, configs: Iterable[Any]) -> None:
-    """Refuse schedules by steps: with unequal steps every rank would have another learning rate."""
-    if any(config.interval == "step" for config in configs):
-        raise ValueError(
-            f"{strategy} lets ranks take unequal numbers of steps in a round, so a scheduler by steps would give every "
-            'rank another learning rate: use {"scheduler": ..., "interval": "epoch"}, which steps once a round, on '
-            "all ranks alike."
-        )
-
-
 def refuse_estimate(clock: Any, why: str) -> NoReturn:
     """Refuse to estimate a number of steps that cannot be known, for the reason ``why``."""
     raise ValueError(
         f"trainer.estimated_stepping_batches cannot be known with {clock}: {why}. Schedule by rounds, whose number is "
         'known: {"scheduler": ..., "interval": "epoch"} over trainer.max_epochs steps of the scheduler. Or let rounds '
         "end after as many steps on all ranks, as with EverySteps(16)."
-    )
-
-
-def refuse_exchange(strategy: str, what: str) -> None:
-    """Refuse an exchange inside a round of unequal steps, where no rank or the wrong one answers."""
-    raise RuntimeError(
-        f"{what} inside a round: with {strategy} ranks take unequal numbers of steps between meetings, so nobody "
-        "answers. Log with on_step=False, on_epoch=True, which exchanges once a round, or without sync_dist."
-    )
-
-
-def refuse_to_save() -> NoReturn:
-    """Refuse a checkpoint by the process that has started the ranks of a fit by value."""
-    raise ValueError(
-        "The ranks that trained have ended, and their optimizers with them, so this process has nothing that a fit "
-        "could go on from: add ModelCheckpoint, which saves in the ranks, or keep the weights, "
-        "trainer.save_checkpoint(path, weights_only=True)."
     )
 
 
@@ -119,17 +83,6 @@ def check_ranks_of_loader(loader: CountsSeeds, world_size: int) -> None:
         raise ValueError(
             f"The training loader was made for {made_for} rank, and {world_size} train: hand the data module itself to "
             "the trainer, trainer.fit(model, datamodule), so that it can give each rank its part."
-        )
-
-
-def explain_errors_of_ddp(exception: BaseException, strategy: str) -> None:
-    """Replace DDP's errors of a sparse gradient, and of a missing one, which Lightning explains by another strategy."""
-    if isinstance(exception, NotImplementedError) and "SparseTensorImpl" in str(exception):
-        exception.args = (OTHER_SPARSE.format(""),)
-    if "Expected to have finished reduction in the prior iteration" in str(exception):
-        exception.args = (
-            "Some parameters of the module had no part in the loss that training_step returned. If that is meant, use "
-            f"{strategy}(find_unused_parameters=True); if they never have, freeze them with requires_grad_(False).",
         )
 
 
@@ -200,20 +153,12 @@ def check_sizes(sizes: list[int]) -> None:
         )
 
 
-def check_replicas(checksums: list[int], round_idx: int) -> None:
-    """Refuse replicas that differ after a meeting. All ranks see the same checksums, so all raise or none."""
-    if odd := odd_ones(checksums):
-        raise RuntimeError(
-            f"After the meeting of round {round_idx} the replicas of ranks {odd} differ from that of rank 0, by more "
-            "than processors of different kinds explain. What runs at a meeting must do the same on all ranks: look "
-            "for an end_round() that does not call average_replicas(), or a hook that acts on some ranks only, draws "
-            "random numbers, or whose results vary from call to call."
-        )
-
-
-def _conflicts(trainer: Any, has_layer_sync: bool) -> list[tuple[bool, str]]:
+def check_trainer(strategy: str, trainer: Any, *, has_layer_sync: bool) -> None:
+    """Refuse settings of the Trainer that act inside a round, where every rank is alone."""
     dry_run = bool(trainer.fast_dev_run)  # sets max_steps itself, alike on all ranks
-    return [
+    # For an interval in time, such as "00:05:00", Lightning sets another attribute than val_check_interval.
+    validates = getattr(trainer, "val_check_interval", None) != 1.0 or trainer.check_val_every_n_epoch is None
+    conflicts = [
         (has_layer_sync, "sync_batchnorm=True talks to the other ranks in every forward: leave it out."),
         (
             trainer.max_steps != -1 and not dry_run,
@@ -224,8 +169,8 @@ def _conflicts(trainer: Any, has_layer_sync: bool) -> list[tuple[bool, str]]:
             f"limit_train_batches={trainer.limit_train_batches} cuts rounds short: shorten them instead, as with "
             "EverySteps(10).",
         ),
-        (  # for an interval in time, such as "00:05:00", Lightning sets another attribute than val_check_interval
-            getattr(trainer, "val_check_interval", None) != 1.0 or trainer.check_val_every_n_epoch is None,
+        (
+            validates,
             "val_check_interval validates inside a round, where replicas differ: use check_val_every_n_epoch.",
         ),
         (
@@ -236,33 +181,22 @@ def _conflicts(trainer: Any, has_layer_sync: bool) -> list[tuple[bool, str]]:
             trainer.overfit_batches != 0,
             "overfit_batches is meant for one process: leave the strategy out to overfit.",
         ),
-        *_callback_conflicts(trainer),
     ]
-
-
-def _callback_conflicts(trainer: Any) -> list[tuple[bool, str]]:
-    conflicts = []
     for callback in trainer.callbacks:
         if isinstance(callback, ModelCheckpoint):
             by_step = bool(callback._every_n_train_steps) or callback._train_time_interval is not None
-            reason = (
-                "ModelCheckpoint by steps or time would save one rank's replica: use "
-                "every_n_epochs, which counts rounds."
-            )
-            conflicts.append((by_step, reason))
+            reason = "by steps or time would save one rank's replica: use every_n_epochs, which counts rounds."
+            conflicts.append((by_step, f"ModelCheckpoint {reason}"))
         if isinstance(callback, WeightAveraging):
             base = EMAWeightAveraging if isinstance(callback, EMAWeightAveraging) else WeightAveraging
+            names = ("on_train_batch_end", "should_update")
+            overrides = any(getattr(type(callback), name) is not getattr(base, name) for name in names)
             reason = (
                 f"{base.__name__} by steps averages another model on every rank: use AveragedRounds() of "
                 "lightning_gnn_dist.callbacks.averaged_rounds, which averages after meetings."
             )
-            own = [_overrides(callback, name, base) for name in ("on_train_batch_end", "should_update")]
-            conflicts.append((not any(own), reason))
+            conflicts.append((not overrides, reason))
         if isinstance(callback, Timer):
             reason = 'max_time stops ranks by their own clocks: use Timer(duration, interval="epoch") as a callback.'
             conflicts.append((callback._interval == "step", reason))
-    return conflicts
-
-
-def _overrides(callback: Any, name: str, base: type) -> bool:
-    return getattr(type(callback), name) is not getattr(base, name)
+    refuse_all(f"{strategy} trains in rounds, one epoch each, and ranks are alone between meetings.", conflicts)

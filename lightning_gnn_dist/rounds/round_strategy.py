@@ -182,8 +182,13 @@ class RoundStrategy(PartitionedStrategy):
         super().setup(trainer)
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        if not isinstance(self.clock, KnownSteps):
-            refusals.check_schedulers(type(self).__name__, self.lr_scheduler_configs)
+        by_steps = any(config.interval == "step" for config in self.lr_scheduler_configs)
+        if by_steps and not isinstance(self.clock, KnownSteps):
+            raise ValueError(
+                f"{type(self).__name__} lets ranks take unequal numbers of steps in a round, so a scheduler by steps "
+                'would give every rank another learning rate: use {"scheduler": ..., "interval": "epoch"}, which steps '
+                "once a round, on all ranks alike."
+            )
         if self.peers.are_several:
             self.reducer.begin()
         fit = self._fit()
@@ -311,7 +316,11 @@ class RoundStrategy(PartitionedStrategy):
 
     def _check_alone(self, what: str) -> None:
         if self.state.in_round and self._module().trainer.training and not isinstance(self.clock, KnownSteps):
-            refusals.refuse_exchange(type(self).__name__, what)
+            raise RuntimeError(
+                f"{what} inside a round: with {type(self).__name__} ranks take unequal numbers of steps between "
+                "meetings, so nobody answers. Log with on_step=False, on_epoch=True, which exchanges once a round, or "
+                "without sync_dist."
+            )
 
 
 def _warn_of_dense_tables(module: nn.Module, num_rows: Container[int], num_ranks: int) -> None:

@@ -198,7 +198,14 @@ class GrappaStrategy(PartitionedStrategy):
         return result
 
     def on_exception(self, exception: BaseException) -> None:
-        refusals.explain_errors_of_ddp(exception, type(self).__name__)
+        if isinstance(exception, NotImplementedError) and "SparseTensorImpl" in str(exception):  # of DDP
+            exception.args = (refusals.OTHER_SPARSE.format(""),)
+        if "Expected to have finished reduction in the prior iteration" in str(exception):
+            exception.args = (
+                "Some parameters of the module had no part in the loss that training_step returned. If that is meant, "
+                f"use {type(self).__name__}(find_unused_parameters=True); if they never have, freeze them with "
+                "requires_grad_(False).",
+            )
         super().on_exception(exception)
 
     def teardown(self) -> None:

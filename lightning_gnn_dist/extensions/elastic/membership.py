@@ -98,7 +98,8 @@ class Membership:
         self._manager.shutdown(wait=False)
 
     def _find_quorum(self) -> None:
-        reminder = threading.Timer(_SECONDS_OF_SILENCE, _say_waiting, [self.elastic.patience])
+        told = ["%s waits for a quorum, at most %g seconds.", name_of_rank(), self.elastic.patience]
+        reminder = threading.Timer(_SECONDS_OF_SILENCE, _log.warning, told)
         reminder.daemon = True
         reminder.start()
         try:
@@ -124,10 +125,6 @@ class Membership:
     def _catch_up(self, state: State) -> None:
         self.was_behind = True
         self._load_state(state)
-
-
-def _say_waiting(patience: float) -> None:
-    _log.warning("%s waits for a quorum, at most %g seconds.", name_of_rank(), patience)
 
 
 # Torchft's manager, which connects this rank with the other members and finds them at the lighthouse.

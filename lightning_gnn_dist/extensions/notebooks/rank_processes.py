@@ -225,7 +225,7 @@ def be_rank(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked process has its parent's handlers
     outcome, shared = Outcome("failed"), []
     try:
-        signal.signal(signal.SIGINT, _once(_raise_interrupt))
+        signal.signal(signal.SIGINT, _once(None))
         try:
             for number, writer in streams.items():
                 os.dup2(writer.fileno(), number)
@@ -261,18 +261,16 @@ def be_rank(
     sys.exit(CODES[outcome.how])
 
 
-def _once(interrupt: Callable[[], None]) -> Callable[..., None]:
+def _once(interrupt: Callable[[], None] | None) -> Callable[..., None]:
     """Return a handler of the first SIGINT: a second one would come while the first is dealt with."""
 
     def handle(*args: Any) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if interrupt is None:
+            raise InterruptedRankError
         interrupt()
 
     return handle
-
-
-def _raise_interrupt() -> None:
-    raise InterruptedRankError
 
 
 def outcome_file(folder: Path, rank: int) -> Path:

@@ -49,8 +49,16 @@ class Codec:
         """
         flat = rows.reshape(len(rows), rows.shape[1:].numel()).to(torch.float32).contiguous()
         if self.bits == 8:
-            return _as_steps(flat, chance, lost)
-        packed = _as_bfloat16(flat, chance)
+            packed = torch.zeros(len(flat), flat.shape[1] + BYTES_OF_RANGE, dtype=torch.uint8)
+            if flat.numel():
+                drawn = torch.rand(flat.shape, generator=chance, dtype=torch.float32)
+                away = flat.new_empty(0, 0) if lost is None else lost
+                _to_steps(flat.numpy(), drawn.numpy(), packed.numpy(), away.numpy())
+            return packed
+        below = torch.randint(1 << 16, flat.shape, generator=chance, dtype=torch.int32)
+        halves = torch.empty(flat.shape, dtype=torch.int16)
+        _to_halves(flat.view(torch.int32).view(-1).numpy(), below.view(-1).numpy(), halves.view(-1).numpy())
+        packed = halves.view(torch.uint8)
         if lost is not None:
             lost.copy_((flat - self.unpack(packed, flat)).nan_to_num_(0.0, 0.0, 0.0))
         return packed
@@ -66,22 +74,6 @@ class Codec:
             flat = torch.empty(len(packed), packed.shape[1] - BYTES_OF_RANGE)
             _from_steps(packed.contiguous().numpy(), flat.numpy())
         return flat.to(like.dtype).view(len(packed), *like.shape[1:])
-
-
-def _as_bfloat16(flat: Tensor, chance: torch.Generator) -> Tensor:
-    below = torch.randint(1 << 16, flat.shape, generator=chance, dtype=torch.int32)
-    halves = torch.empty(flat.shape, dtype=torch.int16)
-    _to_halves(flat.view(torch.int32).view(-1).numpy(), below.view(-1).numpy(), halves.view(-1).numpy())
-    return halves.view(torch.uint8)
-
-
-def _as_steps(flat: Tensor, chance: torch.Generator, lost: Tensor | None) -> Tensor:
-    packed = torch.empty(len(flat), flat.shape[1] + BYTES_OF_RANGE, dtype=torch.uint8)
-    if not flat.numel():
-        return packed.zero_()
-    drawn = torch.rand(flat.shape, generator=chance, dtype=torch.float32)
-    _to_steps(flat.numpy(), drawn.numpy(), packed.numpy(), (flat.new_empty(0, 0) if lost is None else lost).numpy())
-    return packed
 
 
 # Loops that read each number once and know at once what is lost of it. All arrays are in one piece. Numbers are
