@@ -105,7 +105,7 @@ NOT_FOR_USERS = {
     *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "hooks", "steps_of_round"),
     *("importance", "scales", "check_fits", "around", "extra", "meeting_hooks", "of_types", "check_graph"),
     *("check_beside", "check_data", "check_in_fit", "check_settings", "check_shard", "partitioner", "suits", "wrap"),
-    *("ask", "begin_training", "check_before_ranks", "keep_apart", "node_columns", "of_graph", "of_steps", "places_of"),
+    *("ask", "begin_training", "check_before_ranks", "node_columns", "of_graph", "of_steps", "places_of"),
     *("agree", "begin", "bounds", "check_inputs", "check_nodes", "edges", "finish", "nodes_of", "part", "target"),
     *("count", "held", "num_chunks", "sweep", "turns", "weights"),
 }
