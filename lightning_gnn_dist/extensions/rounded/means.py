@@ -9,9 +9,10 @@ Everything else (buffers, counts of steps, frozen weights) goes as it is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,6 +38,9 @@ class Means(Reducer):
     Args:
         bits: Bits of a number on the wire. None: ranks send numbers as they are.
         overlap: Whether means travel while ranks train, on connections of their own.
+
+    Attributes:
+        agreed: What all ranks know to be as long on each of them.
     """
 
     takes_ways = True
@@ -48,7 +52,7 @@ class Means(Reducer):
         self._of_pseudo_gradients: RoundedMean | None = None
         self._restored: list[Tensor] = []
         self._number = 0
-        self._agreed: set[int] = set()
+        self.agreed: set[int] = set()
 
     def begin(self) -> None:
         """Open connections for a fit, unless they are. Collective."""
@@ -62,7 +66,7 @@ class Means(Reducer):
     def begin_meeting(self, round_idx: int, lengths: Sequence[int] | None = None) -> None:
         """Note the number of the meeting, which decides how numbers are rounded, and what is as long on all ranks."""
         self._number = round_idx << 16
-        self._agreed = self._agreed if lengths is None else set(lengths)
+        self.agreed = self.agreed if lengths is None else set(lengths)
 
     def mean_(self, groups: Groups, weight: float) -> None:
         if self._channel is None:
@@ -70,7 +74,7 @@ class Means(Reducer):
             return
         rest, moments = self._rest(groups), groups.get("moments", ())
         collectives.average_([*groups.get("whole", ()), *(each for each in moments if not is_rounded(each))], weight)
-        self._number += self._average_rounded(rest, weight, self._number, self._agreed)
+        self._number += self._average_rounded(rest, weight, self._number, self.agreed)
 
     def _rest(self, groups: Groups) -> Groups:
         """Return what does not go as it is."""
@@ -91,27 +95,18 @@ class Means(Reducer):
         self._number += count
         return self._number - count
 
-    def later(
-        self, pseudo_gradients: Sequence[Tensor], moments: Sequence[Tensor], weight: float, number: int
-    ) -> Callable[[], None]:
-        """Return what :meth:`mean_` does to tensors in RAM, for a thread to call, as all ranks do in one order.
+    def later_(self, groups: Groups, weight: float, number: int, agreed: set[int]) -> None:
+        """Do what :meth:`mean_` does to tensors in RAM, in a thread, as all ranks do in one order.
 
-        What a rank exchanges in the meantime goes on other connections. ``number`` is what :meth:`reserve` gave.
+        What a rank exchanges in the meantime goes on other connections. ``number`` is what :meth:`reserve` gave, and
+        ``agreed`` what was :attr:`agreed` then.
         """
         assert self._apart is not None
-        channel = self._apart
-        whole = [pseudo_gradients, moments]
-        if self.bits is not None:
-            whole = [[each for each in moments if not is_rounded(each)]]
-        rest = self._rest({"pseudo_gradients": pseudo_gradients, "moments": moments})
-        agreed = self._agreed
-
-        def take() -> None:
-            for tensors in whole:
-                channel.average_(tensors, weight)
-            self._average_rounded(rest, weight, number, agreed)
-
-        return take
+        rest = self._rest(groups)
+        whole = [[each for each in groups["moments"] if not is_rounded(each)]] if rest else groups.values()
+        for tensors in whole:
+            self._apart.average_(tensors, weight)
+        self._average_rounded(rest, weight, number, agreed)
 
     def close(self) -> None:
         """End the connections. Not collective."""
@@ -122,7 +117,7 @@ class Means(Reducer):
     def forget(self) -> None:
         """Forget the fit before."""
         self._channel = self._apart = self._of_pseudo_gradients = None
-        self._agreed = set()
+        self.agreed = set()
         self._restored = []
 
     def lost(self) -> list[Tensor]:
@@ -230,7 +225,11 @@ class Overlap(MeetingHook):
     @torch.no_grad()
     def contribute(self) -> Groups:
         """Pack what the round has brought, and take in the mean of the one before. The model is the shared one."""
-        load, targets = self._packed(), self._tensors_of_moments()
+        found, targets = self._outer.pseudo_gradients(self._ahead()), self._tensors_of_moments()
+        moments = [_copied(each) for each in targets]
+        weight = leave_out_(moments) if self.fit.round.is_left_out else self.fit.weight()
+        number = self._sends.reserve(1 + bool(moments))
+        load = Load([*found], [_copied(each) for each in found.values()], moments, weight, number)
         self.fit.round.has_mean = self.finish()
         self._outer.go_back()
         load.lost = [*self._sends.lost()]
@@ -276,18 +275,13 @@ class Overlap(MeetingHook):
             self._load, self._targets = Load(**state["under_way"]), self._tensors_of_moments()
             self._send(self._load)
 
-    def _packed(self) -> Load:
-        found = self._outer.pseudo_gradients(self._ahead())
-        moments = [_copied(each) for each in self._tensors_of_moments()]
-        weight = leave_out_(moments) if self.fit.round.is_left_out else self.fit.weight()
-        number = self._sends.reserve(1 + bool(moments))
-        return Load([*found], [_copied(each) for each in found.values()], moments, weight, number)
-
     def _send(self, load: Load) -> None:
         if self._thread is None:
             self._thread = Background(_THREAD_NAME)
         self._means = [_copied(each) for each in load.pseudo_gradients], [_copied(each) for each in load.moments]
-        self._sent = self._thread.submit(self._sends.later(*self._means, load.weight, load.number))
+        groups = dict(zip(("pseudo_gradients", "moments"), self._means, strict=True))
+        later = partial(self._sends.later_, groups, load.weight, load.number, self._sends.agreed)
+        self._sent = self._thread.submit(later)
 
     def _ahead(self) -> dict[int, Tensor]:
         """Return what leads from where this replica begins the round back to the shared model."""
