@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, NoReturn
@@ -34,10 +34,10 @@ def check_reducer(reducer: object) -> None:
     check_says("reducer", reducer, "of_rounds", "how means are sent, as Rounded(8) does, or be None: as they are; ")
 
 
-def refuse_all(premise: str, conflicts: Iterable[tuple[bool, str]]) -> None:
+def refuse_all(premise: str, reasons: Iterable[str]) -> None:
     """Refuse all that applies, in one sentence each."""
-    if found := [reason for applies, reason in conflicts if applies]:
-        raise ValueError(f"{premise} " + " ".join(found))
+    if found := " ".join(reasons):
+        raise ValueError(f"{premise} {found}")
 
 
 def check_call(trainer: Any, arguments: Sequence[object]) -> None:
@@ -155,48 +155,39 @@ def check_sizes(sizes: list[int]) -> None:
 
 def check_trainer(strategy: str, trainer: Any, *, has_layer_sync: bool) -> None:
     """Refuse settings of the Trainer that act inside a round, where every rank is alone."""
+    premise = f"{strategy} trains in rounds, one epoch each, and ranks are alone between meetings."
+    refuse_all(premise, _against_rounds(trainer, has_layer_sync))
+
+
+def _against_rounds(trainer: Any, has_layer_sync: bool) -> Iterator[str]:
     dry_run = bool(trainer.fast_dev_run)  # sets max_steps itself, alike on all ranks
+    if has_layer_sync:
+        yield "sync_batchnorm=True talks to the other ranks in every forward: leave it out."
+    if trainer.max_steps != -1 and not dry_run:
+        yield f"max_steps={trainer.max_steps} ends the fit inside a round: use max_epochs, which counts rounds."
+    if (limit := trainer.limit_train_batches) != 1.0 and not dry_run:
+        yield f"limit_train_batches={limit} cuts rounds short: shorten them instead, as with EverySteps(10)."
     # For an interval in time, such as "00:05:00", Lightning sets another attribute than val_check_interval.
-    validates = getattr(trainer, "val_check_interval", None) != 1.0 or trainer.check_val_every_n_epoch is None
-    conflicts = [
-        (has_layer_sync, "sync_batchnorm=True talks to the other ranks in every forward: leave it out."),
-        (
-            trainer.max_steps != -1 and not dry_run,
-            f"max_steps={trainer.max_steps} ends the fit inside a round: use max_epochs, which counts rounds.",
-        ),
-        (
-            trainer.limit_train_batches != 1.0 and not dry_run,
-            f"limit_train_batches={trainer.limit_train_batches} cuts rounds short: shorten them instead, as with "
-            "EverySteps(10).",
-        ),
-        (
-            validates,
-            "val_check_interval validates inside a round, where replicas differ: use check_val_every_n_epoch.",
-        ),
-        (
-            trainer.reload_dataloaders_every_n_epochs != 0,
-            "reload_dataloaders_every_n_epochs restarts the stream of batches: leave it out.",
-        ),
-        (
-            trainer.overfit_batches != 0,
-            "overfit_batches is meant for one process: leave the strategy out to overfit.",
-        ),
-    ]
+    if getattr(trainer, "val_check_interval", None) != 1.0 or trainer.check_val_every_n_epoch is None:
+        yield "val_check_interval validates inside a round, where replicas differ: use check_val_every_n_epoch."
+    if trainer.reload_dataloaders_every_n_epochs != 0:
+        yield "reload_dataloaders_every_n_epochs restarts the stream of batches: leave it out."
+    if trainer.overfit_batches != 0:
+        yield "overfit_batches is meant for one process: leave the strategy out to overfit."
     for callback in trainer.callbacks:
-        if isinstance(callback, ModelCheckpoint):
-            by_step = bool(callback._every_n_train_steps) or callback._train_time_interval is not None
-            reason = "by steps or time would save one rank's replica: use every_n_epochs, which counts rounds."
-            conflicts.append((by_step, f"ModelCheckpoint {reason}"))
+        is_saver = isinstance(callback, ModelCheckpoint)
+        if is_saver and (callback._every_n_train_steps or callback._train_time_interval is not None):
+            yield (
+                "ModelCheckpoint by steps or time would save one rank's replica: use every_n_epochs, which counts "
+                "rounds."
+            )
         if isinstance(callback, WeightAveraging):
             base = EMAWeightAveraging if isinstance(callback, EMAWeightAveraging) else WeightAveraging
             names = ("on_train_batch_end", "should_update")
-            overrides = any(getattr(type(callback), name) is not getattr(base, name) for name in names)
-            reason = (
-                f"{base.__name__} by steps averages another model on every rank: use AveragedRounds() of "
-                "lightning_gnn_dist.callbacks.averaged_rounds, which averages after meetings."
-            )
-            conflicts.append((not overrides, reason))
-        if isinstance(callback, Timer):
-            reason = 'max_time stops ranks by their own clocks: use Timer(duration, interval="epoch") as a callback.'
-            conflicts.append((callback._interval == "step", reason))
-    refuse_all(f"{strategy} trains in rounds, one epoch each, and ranks are alone between meetings.", conflicts)
+            if all(getattr(type(callback), name) is getattr(base, name) for name in names):
+                yield (
+                    f"{base.__name__} by steps averages another model on every rank: use AveragedRounds() of "
+                    "lightning_gnn_dist.callbacks.averaged_rounds, which averages after meetings."
+                )
+        if isinstance(callback, Timer) and callback._interval == "step":
+            yield 'max_time stops ranks by their own clocks: use Timer(duration, interval="epoch") as a callback.'

@@ -91,7 +91,7 @@ class LivingPeers(Peers):
 
     def __init__(self, strategy: RoundStrategy, elastic: Patience) -> None:
         check_available()
-        _check_rounds(strategy)
+        refusals.refuse_all(_MAY_DIE, _against_rounds(strategy))
         self._rounds, self._elastic = strategy, elastic
         self._world = SoloEnvironment()
         strategy.cluster_environment = self._world
@@ -109,7 +109,7 @@ class LivingPeers(Peers):
         return self._place == 0
 
     def check(self, trainer: Trainer) -> None:
-        _check_trainer(trainer, self._rounds.drift)
+        refusals.refuse_all(_MAY_DIE, _against(trainer, self._rounds.drift))
         refuse_states(trainer.lightning_module, self._rounds.states)
         data = datamodule_of(trainer)
         if isinstance(data, BringsHooks) and data.meeting_hooks():
@@ -306,28 +306,24 @@ def refuse_states(module: nn.Module, states: Sequence[ReplicaState]) -> None:
             )
 
 
-def _check_trainer(trainer: Any, drift: object) -> None:
-    """Refuse settings under which ranks that may die would exchange outside meetings, or name files differently."""
-    conflicts = [
-        (
-            trainer.num_devices * trainer.num_nodes != 1,
+def _against(trainer: Any, drift: object) -> Iterator[str]:
+    """Yield why ranks that may die would exchange outside meetings under these settings, or name files differently."""
+    if trainer.num_devices * trainer.num_nodes != 1:
+        yield (
             f"devices={trainer.num_devices}: every rank is a process of its own, so use devices=1, num_nodes=1 and "
-            "start as many processes as ranks (lightning-gnn-dist elastic --ranks 4 -- python train.py).",
-        ),
-        (drift is not None, f"drift={drift} exchanges between meetings: leave it out."),
-    ]
+            "start as many processes as ranks (lightning-gnn-dist elastic --ranks 4 -- python train.py)."
+        )
+    if drift is not None:
+        yield f"drift={drift} exchanges between meetings: leave it out."
     for callback in trainer.callbacks:
         if isinstance(callback, WeightAveraging):
-            conflicts.append(
-                (True, "WeightAveraging keeps weights that a rank which comes back cannot get: leave it out.")
-            )
-        if isinstance(callback, ModelCheckpoint):
-            reason = (
+            yield "WeightAveraging keeps weights that a rank which comes back cannot get: leave it out."
+        is_saver = isinstance(callback, ModelCheckpoint)
+        if is_saver and (callback.dirpath is None or callback._enable_version_counter):
+            yield (
                 "ModelCheckpoint must name files alike on all ranks, whoever writes them: use "
                 "ModelCheckpoint(dirpath=..., enable_version_counter=False), or enable_checkpointing=False."
             )
-            conflicts.append((callback.dirpath is None or callback._enable_version_counter, reason))
-    refusals.refuse_all(_MAY_DIE, conflicts)
 
 
 def _set_epoch(trainer: Trainer, epochs: int, *, running: bool) -> None:
@@ -338,18 +334,14 @@ def _set_epoch(trainer: Trainer, epochs: int, *, running: bool) -> None:
     trainer.fit_loop.restarting = False  # what a checkpoint said of where the epoch stood is out of date
 
 
-def _check_rounds(strategy: RoundStrategy) -> None:
-    """Refuse rounds that need all ranks, where ranks may die."""
-    conflicts = [
-        (
-            type(strategy.reducer) is not Reducer,
+def _against_rounds(strategy: RoundStrategy) -> Iterator[str]:
+    """Yield why rounds need all ranks."""
+    if type(strategy.reducer) is not Reducer:
+        yield (
             "A mean that a dead rank does not finish is taken again by the others, of numbers as they are: leave the "
-            "reducer out.",
-        ),
-        (
-            strategy.nonfinite != "refuse",
-            f"nonfinite={strategy.nonfinite!r} keeps a rank that has NaN, which here ends and comes back: leave it "
-            "out.",
-        ),
-    ]
-    refusals.refuse_all(_MAY_DIE, conflicts)
+            "reducer out."
+        )
+    if strategy.nonfinite != "refuse":
+        yield (
+            f"nonfinite={strategy.nonfinite!r} keeps a rank that has NaN, which here ends and comes back: leave it out."
+        )

@@ -127,28 +127,21 @@ class ExchangedRows(Outside):
 
 def _against(trainer: Trainer) -> str | None:
     """Return why rows cannot be exchanged in a fit, and what to do; None where they can."""
-    strategy = trainer.strategy
-    name = type(strategy).__name__
-    conflicts = [
-        (
-            isinstance(strategy, TrainsReplicasApart),
+    strategy, name = trainer.strategy, type(trainer.strategy).__name__
+    if isinstance(strategy, TrainsReplicasApart):
+        return (
             f"{name} does not exchange gradients at every step: use GrappaStrategy() or DDP, or for this strategy "
-            "boundary=Halo().",
-        ),
-        (not isinstance(strategy, DDPStrategy), f"{name} is no strategy for it: use GrappaStrategy() or DDP."),
-        (
-            isinstance(strategy, WeighsRanks) and strategy.weights == "uniform",
-            'weights="uniform" counts ranks, whatever their seeds: leave it out.',
-        ),
-        (
-            trainer.precision == "16-mixed",
-            'precision="16-mixed" skips steps on single ranks: use "bf16-mixed" or "32-true".',
-        ),
-        (
-            trainer.accumulate_grad_batches != 1,
+            "boundary=Halo()."
+        )
+    if not isinstance(strategy, DDPStrategy):
+        return f"{name} is no strategy for it: use GrappaStrategy() or DDP."
+    if isinstance(strategy, WeighsRanks) and strategy.weights == "uniform":
+        return 'weights="uniform" counts ranks, whatever their seeds: leave it out.'
+    if trainer.precision == "16-mixed":
+        return 'precision="16-mixed" skips steps on single ranks: use "bf16-mixed" or "32-true".'
+    if trainer.accumulate_grad_batches != 1:
+        return (
             f"accumulate_grad_batches={trainer.accumulate_grad_batches} has nothing to add up: a pass is one batch, of "
-            "all training nodes. Leave it out.",
-        ),
-    ]
-    found = next((reason for applies, reason in conflicts if applies), None)
-    return found or against_running_layers(trainer.lightning_module)
+            "all training nodes. Leave it out."
+        )
+    return against_running_layers(trainer.lightning_module)
