@@ -80,8 +80,8 @@ class Kept:
         # Of what no rank holds whole there is nothing here, as the fit was interrupted.
         if trainer.state.fn == TrainerFn.FITTING and not trainer.strategy.excluded:  # type: ignore[attr-defined]
             self.weights = move_data_to_device(keeper.weights(trainer), "cpu")
-        # Those that configure_model or setup made.
-        self.added = {name: each for name, each in layers_of(module).items() if name not in before}
+        made = {name: each for name, each in layers_of(module).items() if name not in before}
+        self.added = {} if self.weights is None else made  # by configure_model or setup
         self.state, self.rounds = trainer.state, getattr(trainer.strategy, "state", None)
         # Those that callbacks, loggers and the progress bar see.
         self.metrics = move_data_to_device({name: dict(getattr(trainer, name)) for name in _METRICS}, "cpu")
