@@ -1,6 +1,7 @@
 """What a checkpoint says of the ranks is believed only where it fits, and else refused with the file's name."""
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -111,18 +112,19 @@ class Skips(pl.LightningModule):
 
 
 def test_what_is_replaced_is_given_back() -> None:
-    trainer, module, heard, replaced = pl.Trainer(accelerator="cpu", logger=False), Skips(), [], Replaced()
+    trainer, module, replaced = pl.Trainer(accelerator="cpu", logger=False), Skips(), Replaced()
+    told = SimpleNamespace(skips=False, sigterm_received=False)
     owners = [trainer._signal_connector, trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.validate_loop]
     owners += [trainer.fit_loop.epoch_loop.val_loop, trainer.test_loop, trainer.predict_loop, module]
     before = [{*vars(owner)} for owner in owners]
     refuse_stop_iteration(replaced, trainer)
-    take_over_sigterm(replaced, trainer, lambda: heard.append("told"))
-    hear_skips(replaced, module, heard.append)
+    take_over_sigterm(replaced, trainer, told)
+    hear_skips(replaced, module, told)
     for owner, name in ((trainer.fit_loop.epoch_loop, "on_run_start"), (trainer.fit_loop, "on_advance_end")):
         replaced.watch(owner, name, after=lambda: None)
     assert module.on_train_batch_start(None, 0) == -1
     trainer._signal_connector._sigterm_notifier_fn(15, None)
-    assert heard == [True, "told"]
+    assert told.skips and told.sigterm_received
     replaced.give_back()
     assert [{*vars(owner)} for owner in owners] == before
 
