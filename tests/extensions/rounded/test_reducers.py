@@ -166,4 +166,4 @@ def test_a_layer_that_one_rank_has_frozen_is_refused() -> None:
 
 def test_a_configuration_can_name_it() -> None:
     written = init("LLCGStrategy", reducer=init("Rounded", bits=16))
-    assert parsed(strategy=written).trainer.strategy.reducer == Rounded(16)
+    assert parsed(strategy=written).trainer.strategy.reducer.bits == 16
