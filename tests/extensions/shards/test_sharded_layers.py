@@ -249,12 +249,12 @@ def test_two_ranks_look_alike(tmp_path: Path) -> None:
 
 
 DATA = {"sampler": lgd.TemporalSampler([3, 2], "edge_time", "time"), "batch_size": 8}
-SIGHTS: list[dict[str, Any]] = [{}, {"equal": True, "last": 3}, {"pick": "latest"}, {"replace": True}]
+SIGHTS: list[dict[str, Any]] = [{}, {"equal": True, "last": 3}, {"pick": "latest"}]
 OF_EDGES = [
-    lgd.TemporalSampler(numbers, "edge_time", "time", **sight) for numbers in ([3, 2], [-1, -1]) for sight in SIGHTS[:3]
+    lgd.TemporalSampler(numbers, "edge_time", "time", **sight) for numbers in ([3, 2], [-1, -1]) for sight in SIGHTS
 ]
 OF_NODES = [lgd.TemporalSampler([3, 2, 2], "time", **sight) for sight in [*SIGHTS, {"equal": True}, {"last": 3}]]
-OF_TYPES = [*OF_NODES, *(lgd.TemporalSampler([-1, -1], "time", **sight) for sight in SIGHTS[:3])]
+OF_TYPES = [*OF_NODES, *(lgd.TemporalSampler([-1, -1], "time", **sight) for sight in SIGHTS)]
 CASES: dict[str, tuple[Any, list[lgd.TemporalSampler]]] = {
     "of nodes": (lambda: plain(0, "nodes", torch.int64), OF_NODES),
     "of edges": (lambda: plain(0, "edges", torch.float32), OF_EDGES),
