@@ -1,4 +1,4 @@
-"""Rows of several arrays as if they stood below each other, and rows that move within a table, copied once."""
+"""Rows of several arrays as if they stood below each other, copied once."""
 
 from __future__ import annotations
 
@@ -38,13 +38,6 @@ def gather_of_three(first: Array, second: Array, third: Array, rows: Array, out:
             copy_bytes(out, i * width, third, row - end, width)
 
 
-@compiled
-def move(source: Array, rows: Array, out: Array, places: Array, width: int) -> None:
-    """Copy ``rows`` of ``source`` to ``places`` of ``out``, both uint8; a row has ``width`` bytes."""
-    for i in range(len(rows)):
-        copy_bytes(out, places[_U(i)] * width, source, rows[_U(i)] * width, width)
-
-
 def gather_joined(array: Tensor, held: Tensor, others: Tensor, rows: Tensor, pool: Pool | None = None) -> Tensor:
     """Rows of three arrays as if they stood below each other, copied as :func:`gather_rows` does."""
     shape = (rows.numel(), *array.shape[1:])
@@ -56,11 +49,3 @@ def gather_joined(array: Tensor, held: Tensor, others: Tensor, rows: Tensor, poo
     out = room_for(num_bytes, pool)
     gather_of_three(first, second, third, rows.numpy(), out.numpy(), num_bytes // rows.numel())
     return out.view(array.dtype).view(shape)
-
-
-def move_rows(array: Tensor, rows: Tensor, out: Tensor, places: Tensor) -> None:
-    """``out[places] = array[rows]``, copied once."""
-    if rows.numel() and array[:1].nbytes:
-        check_rows(rows, len(array))
-        check_rows(places, len(out))
-        move(bits_of(array, torch.uint8), rows.numpy(), bits_of(out, torch.uint8), places.numpy(), array[:1].nbytes)

@@ -14,13 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.compiling import compiled
-from lightning_gnn_dist.engine.kernels import Array
-from lightning_gnn_dist.extensions.larger_than_memory.joined_rows import move_rows
 from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.graph.storage.mapped import let_go_of_memory
-
-_U = np.uint64
 
 Arrays = dict[str, Tensor]
 _MOST = (1 << 32) - 1  # edges that are counted
@@ -65,8 +60,7 @@ class RowCache:
         if not self.num_rows:
             self.asked += len(ids)
             return torch.arange(len(ids)), ids
-        places = torch.full_like(ids, -1)
-        find_places(ids.numpy(), self._ids.numpy(), places.numpy(), -1)
+        places = places_of(ids, self._ids)
         is_held = places >= 0
         places[is_held] = self._slots[places[is_held]]
         rest = ids[~is_held]
@@ -86,7 +80,8 @@ class RowCache:
         uses = torch.full_like(counts, len(coming))
         for number in range(len(coming) - 1, -1, -1):
             for ids, of in zip((self._ids, fetched), uses.split([len(self._ids), len(fetched)]), strict=True):
-                find_places(ids.numpy(), coming[number].numpy(), of.numpy(), number)
+                places = places_of(coming[number], ids)
+                of[places[places >= 0]] = number
         return counts.clamp(max=_MOST) - uses * (_MOST + 1)
 
     def keep(self, is_kept: Tensor) -> None:
@@ -99,13 +94,12 @@ class RowCache:
         is_free[slots[~is_beyond]] = False
         nearer, taken = is_free.nonzero().view(-1).split([int(is_beyond.sum()), len(admitted)])
         for name, table in self.rows.items():
-            move_rows(table, slots[is_beyond], table, nearer)
+            table[nearer] = table[slots[is_beyond]]
             if rows:
-                move_rows(rows[name], admitted, table, taken)
+                table[taken] = rows[name][admitted]
             let_go_of_memory(table[num_held:before])
         slots[is_beyond] = nearer
-        order = torch.empty(num_held, dtype=torch.int64)
-        merge_order(self._ids[old].numpy(), fetched[new].numpy(), order.numpy())
+        order = merge_order(self._ids[old], fetched[new])
         self._ids = torch.cat([self._ids[old], fetched[new]])[order]
         self._counts = torch.cat([self._counts[old], counts[new]])[order]
         self._slots = torch.cat([slots, taken])[order]
@@ -169,28 +163,19 @@ def _needed_last(haste: Tensor, sizes: Tensor, num_bytes: int) -> Tensor:
     return last[: int(torch.searchsorted(freed, surplus)) + 1]
 
 
-@compiled
-def find_places(ids: Array, among: Array, places: Array, number: int) -> None:
-    """Set ``places`` of each of ``ids`` that is ``among`` others to its place there, or to a ``number`` other than -1.
-
-    Both are increasing, int64; the places of others stay as they are.
-    """
-    at = 0
-    for i in range(len(ids)):
-        while at < len(among) and among[_U(at)] < ids[_U(i)]:
-            at += 1
-        if at < len(among) and among[_U(at)] == ids[_U(i)]:
-            places[_U(i)] = at if number == -1 else number
+def places_of(ids: Tensor, among: Tensor) -> Tensor:
+    """Return the place of each of some ids among others, which increase; -1 where it is not there."""
+    if not len(among):
+        return torch.full_like(ids, -1)
+    at = torch.searchsorted(among, ids).clamp_(max=len(among) - 1)
+    return torch.where(among[at] == ids, at, -1)
 
 
-@compiled
-def merge_order(left: Array, right: Array, order: Array) -> None:
-    """Write the order in which two increasing vectors of ids, one after the other, are increasing; int64."""
-    at, other = 0, 0
-    for i in range(len(order)):
-        if other == len(right) or (at < len(left) and left[_U(at)] < right[_U(other)]):
-            order[_U(i)] = at
-            at += 1
-        else:
-            order[_U(i)] = len(left) + other
-            other += 1
+def merge_order(left: Tensor, right: Tensor) -> Tensor:
+    """Return the order in which two increasing vectors of ids, one after the other, are increasing."""
+    at = torch.searchsorted(left, right) + torch.arange(len(right))
+    is_left = torch.ones(len(left) + len(right), dtype=torch.bool)
+    is_left[at] = False
+    order = is_left.cumsum(0) - 1
+    order[at] = torch.arange(len(right)) + len(left)
+    return order

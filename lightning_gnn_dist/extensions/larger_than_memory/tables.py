@@ -87,13 +87,6 @@ class Table:
         places = wanted.places.split(list(map(len, ids)))
         return [Taken(self._gathered(fetched, *of, pool_of)) for of in zip(places, ids, num_labels, strict=True)]
 
-    def take(self, ids: Tensor) -> Steps[Arrays]:
-        """Return the rows of all arrays for some ids, in their order, past the cache."""
-        wanted = self.seek(ids)
-        wanted.places[wanted.is_other] = self._num_own + wanted.inverse
-        fetched = yield from self.fetch(wanted.distinct)
-        return {name: gather_joined(own, own[:0], fetched[name], wanted.places) for name, own in self.own.items()}
-
     def _gathered(
         self, fetched: Arrays, places: Tensor, ids: Tensor, num_labels: int | None, pool_of: PoolOf
     ) -> Arrays:

@@ -2,6 +2,7 @@
 
     PartitionedDataModule("my_shares")   # a folder with shares.json, as save_shards writes it
 
+index.py          what lies in the folder: where each shard begins, of each type, and a shard
 opening.py        what a data module is given: found by the name of its file, in ``names.EXTENSIONS``
 home.py           the ``GraphAccess``: the own shard, and what a boundary brings along, which part.py reads; and what an
                   evaluation costs, measured by draws; nodes.py is its pass over the layers, of own nodes

@@ -6,7 +6,8 @@ first tries of all draws -> their owners -> the other random tries of those that
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from itertools import chain
+from itertools import count as counted
 from typing import NamedTuple
 
 import numpy as np
@@ -96,47 +97,23 @@ def draw_false_ends(graph: ShardedGraph, wanted: FalseEnds) -> Steps[list[Tensor
         times = wanted.times[0], torch.cat(list(wanted.times[1]))
     bounds = wanted.candidates.there_by(ends[0] if times is None else times[1]).clamp_(min=1)
     found, left = torch.empty(len(numbers) * count, dtype=torch.int64), torch.arange(len(numbers) * count)
-    for tries in _turns(int(bounds.max()) if len(numbers) else 0):
-        if not len(left):
+    end, upto = 0, RANDOM_TRIES + (int(bounds.max()) if len(numbers) else 0)
+    blocks = (min(_BLOCK << number, _LARGEST_BLOCK) for number in counted(0))
+    for size in chain([_FIRST_TRIES, RANDOM_TRIES - _FIRST_TRIES], blocks):
+        if end == upto or not len(left):
             break
+        tries = range(end, end := min(end + size, upto))  # are asked about together
         edges, most = left // count, RANDOM_TRIES + bounds[left // count]
-        places = tried_places(words[edges], numbers[edges], left % count, tries, bounds[edges])
-        tried = wanted.candidates.ids(places)
+        tried = wanted.candidates.ids(tried_places(words[edges], numbers[edges], left % count, tries, bounds[edges]))
         is_tried = torch.arange(tries.start, tries.stop) < most[:, None]
-        asked = graph, ends[:, edges], tried, is_tried, wanted.edge_type
-        is_free = yield from _are_free(*asked, None if times is None else (times[0], times[1][edges]))
+        is_free = is_tried & (tried != ends[:, edges, None]).all(0)
+        rows, columns = is_free.nonzero(as_tuple=True)
+        if len(rows):
+            at = None if times is None else (times[0], times[1][edges[rows]])
+            pairs = torch.stack([ends[0, edges[rows]], tried[rows, columns]])
+            is_free[rows, columns] = ~(yield from graph.are_edges(pairs, wanted.edge_type, at))
         is_found = is_free.any(1)
-        at = torch.where(is_found, is_free.to(torch.uint8).argmax(1), is_tried.sum(1) - 1)  # or the one tried last
-        found[left] = tried[torch.arange(len(left)), at]
-        left = left[~is_found & (most > tries.stop)]
+        column = torch.where(is_found, is_free.to(torch.uint8).argmax(1), is_tried.sum(1) - 1)  # or the one tried last
+        found[left] = tried[torch.arange(len(left)), column]
+        left = left[~is_found & (most > end)]
     return list(found.view(len(numbers), count).split(sizes))
-
-
-def _turns(num_candidates: int) -> Iterator[range]:
-    """Which tries are asked about together."""
-    begin, sizes = 0, [_FIRST_TRIES, RANDOM_TRIES - _FIRST_TRIES]
-    while begin < RANDOM_TRIES + num_candidates:
-        size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
-        end = min(begin + size, RANDOM_TRIES + num_candidates)
-        yield range(begin, end)
-        begin = end
-        if begin >= RANDOM_TRIES:
-            sizes = [_BLOCK if begin == RANDOM_TRIES else min(2 * size, _LARGEST_BLOCK)]
-
-
-def _are_free(
-    graph: ShardedGraph,
-    ends: Tensor,
-    tried: Tensor,
-    is_tried: Tensor,
-    edge_type: int | None,
-    times: tuple[str, Tensor] | None,
-) -> Steps[Tensor]:
-    """Return which of the nodes that were tried for some edges, a row for each, may be taken."""
-    is_free = is_tried & (tried != ends[:, :, None]).all(0)
-    rows, columns = is_free.nonzero(as_tuple=True)
-    if len(rows):
-        at = None if times is None else (times[0], times[1][rows])
-        is_edge = yield from graph.are_edges(torch.stack([ends[0, rows], tried[rows, columns]]), edge_type, at)
-        is_free[rows, columns] = ~is_edge
-    return is_free

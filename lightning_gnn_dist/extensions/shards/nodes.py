@@ -60,10 +60,9 @@ class Division:
         starts = first + (last - first) * torch.arange(copies) // copies
         shard, copy = torch.arange(types.num_shards)[:, None], torch.arange(copies)
         # In the order of ids: of which rank is each piece, and where does it begin.
-        self._ranks = (copy * types.num_shards + shard).expand(starts.shape).reshape(-1).tolist()
+        self._ranks = (copy * types.num_shards + shard).expand(starts.shape).reshape(-1)
         self.starts = torch.cat([starts.view(-1), torch.tensor(types.offsets[-1:])])
-        counts = torch.zeros(num_ranks, dtype=torch.int64)
-        counts.index_add_(0, torch.tensor(self._ranks), self.starts.diff())
+        counts = torch.zeros(num_ranks, dtype=torch.int64).index_add_(0, self._ranks, self.starts.diff())
         if int(counts.min()) < 1:
             shard_of = int(counts.argmin()) % types.num_shards
             raise ValueError(
@@ -73,17 +72,14 @@ class Division:
 
     def nodes(self, rank: int) -> Ids:
         """The nodes that ``rank`` computes."""
-        starts, slots = self.starts.tolist(), [slot for slot, of in enumerate(self._ranks) if of == rank]
-        pieces = [range(starts[slot], starts[slot + 1]) for slot in slots]
+        slots = (self._ranks == rank).nonzero().view(-1)
+        pieces = [range(*ends) for ends in torch.stack([self.starts[slots], self.starts[slots + 1]], 1).tolist()]
         return pieces[0] if len(pieces) == 1 else torch.cat([ids_of(piece) for piece in pieces])
 
     def by_rank(self, nodes: Tensor) -> list[Tensor]:
         """Divide increasing nodes by the rank that computes them."""
-        pieces = nodes.split(torch.searchsorted(nodes, self.starts).diff().tolist())
-        of_ranks: list[list[Tensor]] = [[] for _ in range(self._num_ranks)]
-        for rank, piece in zip(self._ranks, pieces, strict=True):
-            of_ranks[rank].append(piece)
-        return [pieces[0] if len(pieces) == 1 else torch.cat(pieces) for pieces in of_ranks]
+        owners = self._ranks[torch.searchsorted(self.starts, nodes, right=True) - 1]
+        return [nodes[owners == rank] for rank in range(self._num_ranks)]
 
 
 def nodes_of_shards(

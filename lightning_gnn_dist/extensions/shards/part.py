@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_gnn_dist.boundary.boundary import Boundary, PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.extensions.shards.draws import whole_rows
+from lightning_gnn_dist.extensions.shards.owner import EDGES
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
 from lightning_gnn_dist.graph.rows import Lookup, starts_of
@@ -67,7 +68,7 @@ class _Shards(RowReading):
         of_types = zip(graph.of_nodes, local, graph.shard.rows.types.offsets, strict=False)
         arrays = [graph.rows_of(table.own, ids, first_row) for table, ids, first_row in of_types]
         if not have_names(graph.types):
-            of_edges = [graph.answered(table.take(edges["ids"])) for table in graph.of_edges.values()]
+            of_edges = [graph.answered(graph.rows_at(EDGES, kind, edges["ids"])) for kind in graph.of_edges]
             return checked_graph(indptr, senders, arrays[0], *of_edges or [{}])
         return typed_graph(indptr, senders, _types(graph, list(map(len, local)), arrays, edges), node_arrays={})
 
@@ -78,8 +79,9 @@ def _types(
     """Return the types of a part, with the rows of all arrays."""
     whole, kinds = graph.types, edges["kinds"]
     edge_arrays: dict[EdgeType, dict[str, Tensor]] = {kind: {} for kind in whole.edge_types}
-    for number, table in graph.of_edges.items():
-        edge_arrays[whole.edge_types[number]] = graph.answered(table.take(edges["ids"][kinds == number]))
+    for number in graph.of_edges:
+        ids = edges["ids"][kinds == number]
+        edge_arrays[whole.edge_types[number]] = graph.answered(graph.rows_at(EDGES, number, ids))
     num_edges = tuple(torch.bincount(kinds, minlength=len(whole.edge_types)).tolist())
     arrays = dict(zip(whole.node_types, node_arrays, strict=True)), edge_arrays
     time = graph.shard.rows.types.time

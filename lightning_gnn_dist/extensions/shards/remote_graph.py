@@ -175,11 +175,15 @@ class ShardedGraph(Tables[TypedBounds]):
         names = sorted(arrays[number]) if name is None else [name]
         return {each: _joined([answer[at] for answer in answers]) for at, each in enumerate(names)}
 
-    def array_of(self, kind: int, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
-        """Return what an array of a type holds for some ids in it, in any order."""
+    def rows_at(self, kind: int, number: int, ids: Tensor, name: str | None = None) -> Steps[Arrays]:
+        """Return rows of a type for some ids in it, in any order; the arguments are those of :meth:`fetched`."""
         distinct, at = ids.unique(return_inverse=True)
         rows = yield from self.fetched(kind, number, distinct, name)
-        return rows[name][at]
+        return {each: array[at] for each, array in rows.items()}
+
+    def array_of(self, kind: int, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
+        """Return what an array of a type holds for some ids in it, in any order."""
+        return (yield from self.rows_at(kind, number, ids, name))[name]
 
     def to_owners(self, nodes: Tensor, *columns: Tensor) -> tuple[Route, list[Message]]:
         """Divide some nodes, and a number or more that goes with each, among their owners: a question for each.
