@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Annotated, Any, NamedTuple, Protocol
 
 from lightning.pytorch import Trainer
@@ -72,13 +73,8 @@ class KnownSteps:
 
     def is_over(self, progress: RoundProgress) -> bool:
         """Return whether the round ends with the steps of ``progress``."""
-        if not isinstance(progress, RoundProgress):
-            _refuse(progress)
+        check_instance("progress", progress, RoundProgress, "a RoundProgress")
         return progress.local_steps >= self.steps_of_round(progress.round_idx, progress.steps_per_pass)
-
-
-def _refuse(progress: object) -> None:
-    check_instance("progress", progress, RoundProgress, "a RoundProgress")
 
 
 @dataclass(frozen=True)
@@ -154,8 +150,7 @@ class EverySeconds:
         check_fields(self)
 
     def is_over(self, progress: RoundProgress) -> bool:
-        if not isinstance(progress, RoundProgress):
-            _refuse(progress)
+        check_instance("progress", progress, RoundProgress, "a RoundProgress")
         return progress.seconds >= self.seconds
 
 
@@ -212,12 +207,11 @@ class RoundLoader:
         if self._stream is None or self._at != self._state.batches_done:
             self.close()
             self._at = self._state.batches_done
-            self._stream = _stream(self.loader, self._at)
-        batches = 0
-        while True:
+            reads_ahead = hasattr(self.loader, "stream")
+            self._stream = iter(self.loader.stream(self._at)) if reads_ahead else _cycle(self.loader, self._at)
+        for batches in count(1):
             batch = next(self._stream)
             self._at += 1
-            batches += 1
             yield batch
             if self._is_over(batches):
                 return
@@ -228,12 +222,6 @@ class RoundLoader:
         if close is not None:
             close()
         self._stream = None
-
-
-def _stream(loader: Any, start: int) -> Iterator[Any]:
-    if hasattr(loader, "stream"):
-        return iter(loader.stream(start))
-    return _cycle(loader, start)
 
 
 def _cycle(loader: Any, start: int) -> Iterator[Any]:
@@ -259,12 +247,8 @@ class Pace:
 
     def __init__(self, strategy: Any, clock: RoundClock) -> None:
         self._strategy, self._clock = strategy, clock
-        self.begin()
+        self.timer = RoundTimer()  # of a fit
         self.loader: RoundLoader | None = None
-
-    def begin(self) -> None:
-        """Forget the fit before."""
-        self.timer = RoundTimer()
 
     def is_over(self, batches: int) -> bool:
         """Return whether the round ends with batch number ``batches`` of it, counted from 1."""

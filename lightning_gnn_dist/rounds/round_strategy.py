@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.checks import check_choice, check_instance, shown
 from lightning_gnn_dist.joint import BringsHooks, JudgesParts
 from lightning_gnn_dist.rounds import checkpoints, refusals
-from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, Pace, RoundClock, RoundLoader
+from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, Pace, RoundClock, RoundLoader, RoundTimer
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
 from lightning_gnn_dist.rounds.launching import Launch
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, take_over_bar, take_over_estimate
@@ -256,7 +256,7 @@ class RoundStrategy(PartitionedStrategy):
         for state in self.states if self.world_size > 1 else []:
             state.refuse_replicas(type(self).__name__)
         self.peers.check(trainer)
-        self.pace.begin()
+        self.pace.timer = RoundTimer()
         self.reducer.forget()
         self.meeting = Meeting()
         self.state.in_round = self.state.is_training = self.state.stop_requested = self._has_failed = False
