@@ -137,6 +137,7 @@ BYTES_PER_ROW = 1 << 9  # of a piece, about
 LEAST_BYTES = 1 << 27  # that DuckDB is given: with less it reads no table at all
 BYTES_PER_THREAD = 1 << 28
 MOST_SHOWN = 3
+NO_ROWS = "{} has no rows: leave the table out, or fill it."
 ROW = '" row"'  # the column of the number of a row, from 0: none of a file is called so
 
 
@@ -280,6 +281,18 @@ class Work:
         self.run(f"SET threads = {self._threads}")
         cells = iter(found)
         return num_rows, {name: SimpleNamespace(**dict(zip(asked, cells, strict=False))) for name in names}
+
+    def look_at_keys(self, name: str, table: Table, columns: Iterable[str]) -> tuple[int, dict[str, Any]]:
+        """How many rows a table has, and what its columns of keys and times hold: found out once under a name."""
+
+        def look() -> Any:
+            num_rows, found = self.look_at(table, dict.fromkeys(columns), OF_KEYS)
+            return num_rows, {column: vars(each) for column, each in found.items()}
+
+        num_rows, found = self.stage(f"look at {name}", look)
+        if not num_rows:
+            self.problems.append(NO_ROWS.format(table.source))
+        return num_rows, {column: SimpleNamespace(**each) for column, each in found.items()}
 
     def stream(self, query: str, table: Table) -> Iterator[dict[str, Any]]:
         """Yield the rows of a query of a table in pieces, as columns of pyarrow by name."""

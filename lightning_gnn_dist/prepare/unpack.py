@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,7 @@ from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.typed.names import within
 from lightning_gnn_dist.prepare.arrays import EDGES, GrowingArrays, check_num_nodes, entries
 from lightning_gnn_dist.prepare.columns import Columns, cells_of
-from lightning_gnn_dist.prepare.engine import OF_KEYS, ROW, WHOLE, Cells, Table, Work, numpy_of, quoted, told
+from lightning_gnn_dist.prepare.engine import NO_ROWS, ROW, WHOLE, Cells, Table, Work, numpy_of, quoted, told
 from lightning_gnn_dist.prepare.plan import NodeFiles, Plan, TablePlan, edges_in, turn_two_edges
 from lightning_gnn_dist.prepare.reading import ENDS, is_parquet, load
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 
 LONG = np.dtype(np.int64)
 UNKNOWN = -2  # the node that a key names that names none; -1 if there is no key
-NO_ROWS = "{} has no rows: leave the table out, or fill it."
 Told = list[tuple[str, str, str]]  # a table, a column, and what it becomes
 
 
@@ -145,7 +143,7 @@ class Unpacking:
                 if each.kind is not None and each.key is not None:
                     self.on_progress(f"reading {each.words}", 0.0)
                     with told(each.path):
-                        self.ids[each.kind] = ids_of(self.work, f"ids {at}", self.loaded[at], each.key)
+                        self.ids[each.kind] = ids_of(self.work, f"table {at}", self.loaded[at], each.key)
             for at, each in tables:
                 self.on_progress(f"reading {each.words}", 0.0)
                 with told(each.path), within("" if each.kind is not None else next(iter(each.edges))):
@@ -265,14 +263,10 @@ class Unpacking:
 
 def ids_of(work: Work, name: str, table: Table, column: str) -> Ids:
     """Check the ids of nodes, and keep them with their numbers. They are whole numbers if each is written as one."""
-    cells, kept = table.cells(column), Table(quoted(name), table.source, {})
-
-    def look() -> dict[str, Any]:
-        count, found = work.look_at(table, [column], OF_KEYS)
-        return {"count": count, **vars(found[column])}
-
-    found = SimpleNamespace(**work.stage(f"look at {name}", look))
-    are_whole = cells.type in WHOLE or (not table.is_typed and found.there == found.written)
+    cells, kept = table.cells(column), Table(quoted(f"ids of {name}"), table.source, {})
+    count, looks = work.look_at_keys(name, table, [column])
+    look = looks[column]
+    are_whole = cells.type in WHOLE or (not table.is_typed and look.there == look.written)
     key = f"CAST({cells.name} AS BIGINT)" if are_whole else cells.word
 
     def keep() -> None:
@@ -286,12 +280,10 @@ def ids_of(work: Work, name: str, table: Table, column: str) -> Ids:
         what = "and every node has an id: fill it, or remove the row."
         work.refuse_cells(table, column, f"{cells.name} IS NULL", what)
 
-    if not found.count:
-        work.problems.append(NO_ROWS.format(table.source))
     if are_known := can_be_keys(work, table, column):
-        work.stage(name, keep)
-    dtype = LONG if are_whole else np.dtype(f"<U{max(found.size or 1, 1)}")
-    return Ids(table.source, found.count, kept, key, dtype, are_known)
+        work.stage(f"ids of {name}", keep)
+    dtype = LONG if are_whole else np.dtype(f"<U{max(look.size or 1, 1)}")
+    return Ids(table.source, count, kept, key, dtype, are_known)
 
 
 def can_be_keys(work: Work, table: Table, column: str) -> bool:

@@ -15,7 +15,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -32,10 +31,10 @@ from lightning_gnn_dist.graph.typed.tables import (
     UNSEEN,
 )
 from lightning_gnn_dist.prepare.columns import LONG, MOST_WORDS, Feature, Made, arrays_of, words_of
-from lightning_gnn_dist.prepare.engine import DATES, OF_KEYS, WHOLE, Cells, Table, Work, places_of, quoted, told
+from lightning_gnn_dist.prepare.engine import DATES, WHOLE, Cells, Table, Work, places_of, quoted, told
 from lightning_gnn_dist.prepare.reading import load
 from lightning_gnn_dist.prepare.text import Embed
-from lightning_gnn_dist.prepare.unpack import NO_ROWS, Ids
+from lightning_gnn_dist.prepare.unpack import Ids
 
 NO_KEYS = "and keys are whole numbers or words."
 
@@ -65,15 +64,7 @@ class Keyed:
     @classmethod
     def of(cls, work: Work, name: str, table: Table, keys: Sequence[str], time: str | None = None) -> Keyed:
         """The same of a table that is loaded."""
-
-        def look() -> list[Any]:
-            num_rows, looks = work.look_at(table, {*keys, *([time] if time else [])}, OF_KEYS)
-            return [num_rows, {column: vars(each) for column, each in looks.items()}]
-
-        num_rows, found = work.stage(f"look at {name}", look)
-        if not num_rows:
-            work.problems.append(NO_ROWS.format(table.source))
-        looks = {column: SimpleNamespace(**each) for column, each in found.items()}
+        num_rows, looks = work.look_at_keys(name, table, [*keys, *([time] if time else [])])
         changed = {column: sql for column in keys if (sql := _key(work, table, column, looks[column]))}
         moment, are_dates = _time(work, table, time, looks[time]) if time else (None, False)
         if changed:
