@@ -106,7 +106,7 @@ NOT_FOR_USERS = {
     *("importance", "scales", "check_fits", "around", "extra", "meeting_hooks", "of_types", "check_graph"),
     *("check_beside", "check_data", "check_in_fit", "check_settings", "check_shard", "partitioner", "suits", "wrap"),
     *("ask", "begin_training", "check_before_ranks", "node_columns", "of_graph", "of_steps", "places_of"),
-    *("agree", "begin", "bounds", "check_inputs", "check_nodes", "edges", "finish", "nodes_of", "part", "target"),
+    *("agree", "begin", "bounds", "check_nodes", "check_plan", "finish", "part", "target"),
     *("count", "held", "num_chunks", "sweep", "turns", "weights"),
 }
 

@@ -335,7 +335,7 @@ class Columns:
         real = FLOAT if cells.type in ("FLOAT", "FLOAT[]") else DOUBLE
         word, number = f"lower(coalesce({cells.word}, ''))", cells.number
         if role == "time":  # numbers, or dates, which become seconds since 1970
-            empty = f"{cells.name} IS NULL OR coalesce(isnan({number}), false)"
+            empty = f"{cells.name} IS NULL OR ({number} IS NOT NULL AND {cells.real} IS NULL)"
             yield name, empty, "and every row needs a time: remove the row, or give one."
             if cells.is_list or not (are_whole or are_numbers):
                 what = "and times are dates, such as 2024-07-01, or numbers, such as days or seconds since 1970."

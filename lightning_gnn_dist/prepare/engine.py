@@ -77,7 +77,7 @@ class Cells:
             return self.word
         whole = f"CAST(TRY_CAST({self.name} AS BIGINT) AS VARCHAR)"
         return (
-            f"CASE WHEN {self.number} % 1.0::DOUBLE = 0 THEN {whole} WHEN NOT isnan({self.number}) THEN {self.word} END"
+            f"CASE WHEN {self.number} % 1.0::DOUBLE = 0 THEN {whole} WHEN {self.real} IS NOT NULL THEN {self.word} END"
         )
 
     @property
@@ -91,6 +91,11 @@ class Cells:
         if self.is_text:  # 1_000 is a word
             return f"CASE WHEN contains({self.name}, '_') THEN NULL ELSE TRY_CAST({self.name} AS DOUBLE) END"
         return f"CAST({self.name} AS DOUBLE)" if self.type in WHOLE or self.is_real else "CAST(NULL AS DOUBLE)"
+
+    @property
+    def real(self) -> str:
+        """The number but for NaN. Of Parquet whose statistics know no NaN DuckDB's ``isnan`` is always false."""
+        return f"CASE WHEN isfinite({self.number}) OR isinf({self.number}) THEN {self.number} END"
 
     @property
     def is_rounded(self) -> str:

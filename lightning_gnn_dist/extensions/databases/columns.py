@@ -97,7 +97,7 @@ def _key(work: Work, table: Table, column: str, look: Any) -> str | None:
     elif cells.is_text and not table.is_typed and look.written == look.there:
         return f"CAST({cells.name} AS BIGINT)"
     elif cells.is_real or (cells.is_text and not table.is_typed and look.numbers == look.there > look.whole):
-        number = f"nullif({cells.number}, 'nan'::DOUBLE)"
+        number = f"({cells.real})"
         work.refuse_cells(table, column, f"abs({number}) >= {1 << 53} OR {number} % 1.0::DOUBLE <> 0", NO_KEYS)
         return f"TRY_CAST({number} AS BIGINT)"
     return None
@@ -112,7 +112,7 @@ def _time(work: Work, table: Table, column: str, look: Any) -> tuple[str, bool]:
         if look.dates < look.there:
             work.refuse_cells(table, column, f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL", what)
         return f"coalesce({cells.seconds}, {NEVER})", True
-    number = f"nullif({cells.number}, 'nan'::DOUBLE)"
+    number = f"({cells.real})"
     if look.whole == look.there and not cells.is_real:
         return f"coalesce({cells.whole}, {NEVER})", False
     what = "and times are whole numbers, such as seconds since 1970, or dates."

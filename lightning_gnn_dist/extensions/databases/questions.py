@@ -174,7 +174,7 @@ class Questions:
             return self._labels(task)
         if first.is_list:
             raise ValueError(f"{self.where} are lists, and those of a {kind} are none.")
-        is_number = f"coalesce(NOT isnan({first.number}), false)"
+        is_number = f"{first.real} IS NOT NULL"
         is_word = f"{first.value} IS NOT NULL AND NOT {is_number} AND lower({first.word}) <> 'nan'"
         wrong = f"{first.number} % 1.0::DOUBLE <> 0 OR {first.number} < 0"
         are_words, infinite, odd, highest = self._look(
@@ -216,14 +216,14 @@ class Questions:
                 told_way = "of words: a number per label is needed"
                 raise ValueError(f"{self.where} holds lists of unequal length, or {told_way}.")
         else:
-            there = " AND ".join(f"coalesce(NOT isnan({each.number}), false)" for each in self.cells)
+            there = " AND ".join(f"{each.real} IS NOT NULL" for each in self.cells)
             words = (f"count({each.value}) > count({each.number})" for each in self.cells)
             if not others or self._look(" OR ".join(words))[0]:
                 raise ValueError(
                     f"{self.spec.path}: the answers {self.spec.targets[0]!r} must be lists of 0 and 1 (in Parquet), or "
                     "a column for each label, target_col: [first, second]."
                 )
-            of_all = f"[{', '.join(f'''coalesce(nullif({each.number}, 'nan'::DOUBLE), 0)''' for each in self.cells)}]"
+            of_all = f"[{', '.join(f'coalesce({each.real}, 0)' for each in self.cells)}]"
         fits = f"list_bool_and(list_transform({of_all}, lambda e: coalesce(e IN (0, 1), false)))"
         if self._look(f"count(*) FILTER ({there} AND NOT {fits})")[0]:
             raise ValueError(f"{self.where} must be one 0 or 1 for each label of a multilabel_classification.")

@@ -163,6 +163,24 @@ def test_answers_of_a_task(
         assert told.mean == 2.5 and told.std == 1.5
 
 
+def test_nan_in_parquet_is_no_answer_and_no_key(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    nan = float("nan")
+    told = MANIFEST + "  visit: {fkeys: {of: order}, time_col: at}\n"
+    files = {"tasks/stays/manifest.yaml": TASK.replace("binary", "multiclass"), "tasks/stays/labels.csv": None}
+    source = write(tmp_path / "source", FILES | files | {"database.yaml": told})
+    at = [np.datetime64(f"2024-0{day}", "us").item() for day in ("2-01", "2-02", "2-15", "3-02", "4-02")]
+    asked = {"who": ["a3", "b7", "a3", "a3", "c1"], "at": at, "stays": [0.0, 1.0, 2.0, nan, 1.0]}
+    parquet.write_table(pa.table(asked), source / "tasks/stays/labels.parquet")
+    parquet.write_table(pa.table({"of": [11.0, nan, 12.0], "at": at[:3], "n": [1, 2, 2]}), source / "visit.parquet")
+    prepare_graph(source, tmp_path / "graph")
+    graph = Graph.open(tmp_path / "graph")
+    assert graph.types.node_arrays["stays"]["y"].tolist() == [0, 1, 2, -1, 1]
+    assert edges(graph, "visit", "of", "order") == [(0, 0), (2, 1)]
+
+
 def test_answers_of_several_labels(tmp_path: Path) -> None:
     task = TASK.replace("binary", "multilabel").replace("target_col: stays", "target_col: [stays, pays]")
     labels = LABELS.format("stays,pays", "1,1", "0,1", "1,0", "0,0", "1,1")
