@@ -42,7 +42,7 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
 
 def extension(name: str) -> Any:
     """Import what an extension has under a name of :data:`EXTENSIONS`; refuse one whose folder was taken out."""
-    module, _, attribute = EXTENSIONS[name].partition(":")
+    module, _, attribute = EXTENSIONS.get(name, f"what has the {name}:").partition(":")
     try:
         return getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
