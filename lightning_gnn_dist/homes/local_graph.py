@@ -514,8 +514,8 @@ class LocalGraph(GraphAccess):
         """
         if self._sources is None and self._evaluation is None:
             host = Host.here(self.running.num_ranks)
-            if self.graph.num_bytes > host.free:
-                self._evaluation = extension("rows in files").beyond_memory(self.graph, host)
+            if self.graph.num_bytes > host.free and (found := offered("rows in files")):
+                self._evaluation = found.beyond_memory(self.graph, host)
         return self.source(self.graph, sampler, sources=self._sources or self._evaluation)
 
     def source(self, graph: Graph, sampler: Sampler, finish: Finish | None = None, sources: Any = None) -> BatchSource:
