@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 # tests know it is not collected. All else outside of tests/extensions names none.
 OF_ALL = [
     *("combinations.py", "golden", "gpu", "test_combinations.py", "test_docs.py", "test_examples.py", "test_golden.py"),
-    *("test_notebook.py", "test_peers.py", "test_readme_code.py", "test_tutorials.py"),
+    *("test_notebook.py", "test_peers.py", "test_questions.py", "test_readme_code.py", "test_tutorials.py"),
 ]
 collect_ignore = OF_ALL if MISSING else []
 KERNELS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lightning_gnn_dist", "kernels")

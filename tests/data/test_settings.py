@@ -217,8 +217,7 @@ def pickled(data: Any) -> Any:
 def modules(folder: Path) -> list[Any]:
     graph = small_graph()
     graph.save(folder / "graph")
-    saved = lgd.PartitionedDataModule(folder / "graph", batch_size=30, loading=lgd.Loading(cache_bytes=1 << 12))
-    return [lgd.PartitionedDataModule(graph, batch_size=30), saved]
+    return [lgd.PartitionedDataModule(place, batch_size=30) for place in (graph, folder / "graph")]
 
 
 def of_a_run(data: Any) -> list[Any]:

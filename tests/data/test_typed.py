@@ -188,7 +188,6 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"evaluation": lgd.Evaluation(sampler=lgd.NeighborSampler({("paper", "cites", "paper"): [2, 2]}))},
         "no numbers for the edge type",
     ),
-    "device": (small, {"loading": lgd.Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
     "a small halo": (small, {"boundary": lgd.Halo(bytes=1)}, "has no room for a single node"),
     "seeds of the halo": (
         small,

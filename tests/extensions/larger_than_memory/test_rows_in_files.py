@@ -29,8 +29,10 @@ from lightning_gnn_dist import (
     WholePartSampler,
     communities,
 )
-from tests.data_fitting import trainer
+from tests.data.test_settings import check_copies
+from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE, plain_ddp
+from tests.graph.typed.graphs import small
 from tests.ranks import run_ranks
 from tests.sage import Ending
 
@@ -161,3 +163,14 @@ def test_what_has_no_rows_in_files_is_refused(saved: str, tmp_path: Path) -> Non
         PartitionedDataModule(saved, loading=some, sampler=WholePartSampler(2))
     with pytest.raises(ValueError, match="sample_on is 'auto': leave one of them out"):
         PartitionedDataModule(saved, loading=Loading(cache_bytes=CACHE, sample_on="auto"))
+
+
+def test_copies_have_the_same_batches(tmp_path: Path) -> None:
+    small_graph().save(tmp_path / "graph")
+    some = Loading(cache_bytes=1 << 12)
+    check_copies(PartitionedDataModule(tmp_path / "graph", batch_size=30, loading=some))
+
+
+def test_types_are_not_drawn_on_a_device() -> None:
+    with pytest.raises(ValueError, match='sample_on="device" is for graphs without types'):
+        PartitionedDataModule(Graph.from_pyg(small()), loading=Loading(sample_on="device"))
