@@ -93,11 +93,12 @@ class RowCache:
         is_free, is_beyond = torch.ones(num_held, dtype=torch.bool), slots >= num_held
         is_free[slots[~is_beyond]] = False
         nearer, taken = is_free.nonzero().view(-1).split([int(is_beyond.sum()), len(admitted)])
-        for name, table in self.rows.items():
-            table[nearer] = table[slots[is_beyond]]
-            if rows:
-                table[taken] = rows[name][admitted]
-            let_go_of_memory(table[num_held:before])
+        with torch.inference_mode():  # as tables may be of an evaluation, and another thread writes to them
+            for name, table in self.rows.items():
+                table[nearer] = table[slots[is_beyond]]
+                if rows:
+                    table[taken] = rows[name][admitted]
+                let_go_of_memory(table[num_held:before])
         slots[is_beyond] = nearer
         order = merge_order(self._ids[old], fetched[new])
         self._ids = torch.cat([self._ids[old], fetched[new]])[order]
