@@ -318,6 +318,7 @@ def test_tests_import_the_facade_and_have_small_functions() -> None:
 
 def test_the_list_of_extensions_has_all_of_them() -> None:
     assert {path.parent.name for path in PACKAGE.glob("extensions/*/__init__.py")} <= set(ALL)
+    assert [name for name in OF_ALL if not (PACKAGE.parent / "tests" / name).exists()] == []
 
 
 @pytest.mark.parametrize("folder", ["benchmarks", "examples"])
