@@ -352,7 +352,6 @@ def _of_methods(world: World) -> Calls:
         "correction_batches": lambda: {"round_idx": 0},
         "is_over": lambda: {"progress": RoundProgress(0, 1, 2)},
         "local_steps": lambda: {"round_idx": 1},
-        "on": lambda: {"graph": graph},
         "only": lambda: {"nodes": [3, 1]},
         "order": lambda: {"graph": chunked, "seeds": seeds, "seed": 0, "epoch": 0},
         "part": lambda: {"rank": 0, "num_parts": 2},

@@ -219,16 +219,6 @@ def test_bad_values_are_refused_before_the_first_step() -> None:
         next(iter(lgd.PartitionedDataModule(graph).train_dataloader()))
 
 
-def test_labels_of_all_nodes_are_explained() -> None:
-    class Careless(HeteroSAGE):
-        def training_step(self, batch: Any, _: int) -> Tensor:
-            return torch.nn.functional.cross_entropy(self(batch), batch["paper"].y)
-
-    graph = typed_graph_of_papers()
-    with pytest.raises(ValueError, match=r"batch\['paper'\]\.y holds the labels of the \d+ seeds, the first nodes"):
-        trainer(1).fit(Careless(list(graph.types.edge_types)), data_of(graph))
-
-
 def test_other_refusals() -> None:
     with pytest.raises(ValueError, match=r"with_seeds\('paper'\) is for a graph with types, and this one has none"):
         lgd.Graph(torch.tensor([0, 0]), torch.empty(0, dtype=torch.int64)).with_seeds("paper")

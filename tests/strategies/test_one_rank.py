@@ -8,12 +8,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.strategies import SingleDeviceStrategy
-from lightning.pytorch.tuner import Tuner
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
 import lightning_gnn_dist as lgd
-from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.ranks import run_ranks
 from tests.strategies.fitting import State, differs, hear, state_of
@@ -210,16 +208,3 @@ def search_size(rank: int, world_size: int) -> None:
 
 def test_lightning_refuses_to_search_the_batch_size() -> None:
     search_size(0, 1)
-
-
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-def test_a_search_in_ranks_that_are_forked_comes_back() -> None:
-    strategy = lgd.LocalSGDStrategy(launch=lgd.Launch(start_method="fork"))
-    module = model()
-    module.save_hyperparameters({"lr": 0.5})
-    module.lr = 0.5
-    found = Tuner(trainer(2, strategy, max_epochs=9)).lr_find(
-        module, data_module(), num_training=20, early_stop_threshold=None
-    )
-    assert found is not None and len(found.results["lr"]) == 20
-    assert module.lr == module.hparams.lr == found.suggestion() not in (0.5, None)  # the rate of the next fit

@@ -14,7 +14,9 @@ from torchmetrics.functional.classification import multiclass_accuracy
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.explaining.models import explain_features
+from tests.data.test_typed import data_of
 from tests.data_fitting import model, small_graph, trainer
+from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 
 @pytest.mark.parametrize("blocks", [True, False])
@@ -207,3 +209,13 @@ def test_a_prediction_that_reads_pairs_is_told_that_there_are_none() -> None:
         AttributeError, match=r"A prediction is of nodes, and its batches have no edge_label_index: def"
     ):
         trainer(1).predict(Ranks(), data)
+
+
+def test_labels_of_all_nodes_are_explained() -> None:
+    class Careless(HeteroSAGE):
+        def training_step(self, batch: Any, _: int) -> Tensor:
+            return torch.nn.functional.cross_entropy(self(batch), batch["paper"].y)
+
+    graph = typed_graph_of_papers()
+    with pytest.raises(ValueError, match=r"batch\['paper'\]\.y holds the labels of the \d+ seeds, the first nodes"):
+        trainer(1).fit(Careless(list(graph.types.edge_types)), data_of(graph))

@@ -20,6 +20,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.tuner import Tuner
 from torch import Tensor, nn
 
 import lightning_gnn_dist as lgd
@@ -37,6 +38,7 @@ from tests.memory import reads_memory
 from tests.python_server import fast_python
 from tests.ranks import run_ranks
 from tests.sage import SAGE
+from tests.strategies import graph_fitting
 
 FORKED = {"launch": lgd.Launch(PATIENCE["launch"].timeout, PATIENCE["launch"].start_timeout, start_method="fork")}
 
@@ -471,3 +473,16 @@ def copies(start: str, folder: Path, *, is_saved: bool, megabytes: int = MEGABYT
 def test_ranks_hold_one_copy(start: str, is_saved: bool, tmp_path: Path) -> None:
     of_map, _ = copies(start, tmp_path, is_saved=is_saved)
     assert 0.2 < of_map < 2  # a map of memory may hold more beside the features; four copies would be 4
+
+
+@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+def test_a_search_in_ranks_that_are_forked_comes_back() -> None:
+    strategy = lgd.LocalSGDStrategy(launch=lgd.Launch(start_method="fork"))
+    module = graph_fitting.model()
+    module.save_hyperparameters({"lr": 0.5})
+    module.lr = 0.5
+    found = Tuner(trainer(2, strategy, max_epochs=9)).lr_find(
+        module, graph_fitting.data_module(), num_training=20, early_stop_threshold=None
+    )
+    assert found is not None and len(found.results["lr"]) == 20
+    assert module.lr == module.hparams.lr == found.suggestion() not in (0.5, None)  # the rate of the next fit
