@@ -30,6 +30,7 @@ from tests.extensions.tables.fitting import (
     state_of,
 )
 from tests.ranks import run_ranks
+from tests.rounds.test_meeting_hook import OwnLinear
 from tests.strategies.fitting import differs, fit
 
 STEPS, ROUNDS, BATCHES = 3, 4, 5
@@ -351,3 +352,9 @@ def test_the_host_waits_for_the_number_of_ids_and_for_counts() -> None:
     for rank in range(4):
         touches.of_home(rank), [touches.sent(rank, home) for home in range(4)]
     assert sum(times for (kind, _, _), times in notes.items() if kind == "sync") == 2, notes
+
+
+def test_a_sparse_embedding_brings_rows_beside_what_is_of_a_rank_alone() -> None:
+    both = nn.Sequential(OwnLinear(2, 2), nn.Embedding(3, 2, sparse=True), nn.Embedding(4, 2))
+    _, rows = states_of(both)
+    assert [*rows.rows().values()] == ["1.weight"] and not rows.excluded()
