@@ -40,17 +40,16 @@ def test_metis_is_the_default() -> None:
 
 
 ALIKE, UNLIKE = lgd.SuperNodePartitioner(), lgd.MetisPartitioner()
-POPEN = lgd.Launch(start_method="popen")
 
 
 @pytest.mark.parametrize(
     ("strategy", "options", "expected"),
     [
-        (lgd.LocalSGDStrategy(launch=POPEN), {}, ALIKE),
-        (lgd.LLCGStrategy(lgd.EverySteps(4), launch=POPEN), {"holding": lgd.Holding(extra_nodes=0.1)}, ALIKE),
-        (lgd.LLCGStrategy(lgd.EverySteps(4), launch=POPEN), {"holding": lgd.Holding(lgd.Redeal(8))}, UNLIKE),
-        (lgd.LLCGStrategy(lgd.EverySteps(4), launch=POPEN), {"partitioner": UNLIKE}, UNLIKE),
-        (lgd.GrappaStrategy(launch=POPEN), {}, UNLIKE),
+        (lgd.LocalSGDStrategy(), {}, ALIKE),
+        (lgd.LLCGStrategy(lgd.EverySteps(4)), {"holding": lgd.Holding(extra_nodes=0.1)}, ALIKE),
+        (lgd.LLCGStrategy(lgd.EverySteps(4)), {"holding": lgd.Holding(lgd.Redeal(8))}, UNLIKE),
+        (lgd.LLCGStrategy(lgd.EverySteps(4)), {"partitioner": UNLIKE}, UNLIKE),
+        (lgd.GrappaStrategy(), {}, UNLIKE),
     ],
     ids=["averaging", "LLCG", "chunks dealt anew", "named", "gradients"],
 )
