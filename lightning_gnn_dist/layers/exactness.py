@@ -25,8 +25,8 @@ from torch_geometric.nn import HeteroConv, MessagePassing, Sequential
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist.layers.choice import Judged
+from lightning_gnn_dist.layers.probe import Probe
 from lightning_gnn_dist.layers.through_layers import has_layers
-from lightning_gnn_dist.names import offered
 from lightning_gnn_dist.sampling.base import Sampler
 
 # The functions by which layers count degrees, and within how many hops more all edges of a node are there: those into
@@ -154,8 +154,7 @@ class Exactness:
         self._sampler, self._estimating = sampler, estimating
         self._is_told = False
         self._checked: object = None  # the model whose depth was checked last, however many loaders evaluate it
-        probe = offered("one hop more") if probes else None
-        self.probe: Any = None if probe is None else probe(sampler.num_hops)
+        self.probe = Probe(sampler.num_hops) if probes else None
 
     def check(self, trainer: Trainer | None) -> None:
         """Refuse a model that is certainly deeper than its batches, and tell once that neighbours are drawn."""

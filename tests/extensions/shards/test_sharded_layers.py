@@ -33,10 +33,10 @@ from tests.every_strategy import plain_ddp
 from tests.extensions.passes.test_prediction import Bipartite, Deep, at_most
 from tests.extensions.shards.graphs import made_of, opened
 from tests.extensions.shards.links.splits import content
-from tests.extensions.sight.test_probe import on_two_ranks
 from tests.extensions.temporal.temporal_graphs import plain, typed
 from tests.graph.parted import as_shards_number_it, small_graph, some_partition
 from tests.layers.models import MODELS, graph_of, uneven_data
+from tests.layers.test_probe import on_two_ranks
 from tests.layers.test_ranks import SLOW, check, evaluate
 from tests.layers.test_sight import check_ranks, sparse_data
 from tests.memory import Peak, give_back_at_once, reads_memory

@@ -1,1 +1,0 @@
-"""A look at a few seeds before an evaluation."""
