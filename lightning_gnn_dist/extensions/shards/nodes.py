@@ -77,9 +77,12 @@ class Division:
         return pieces[0] if len(pieces) == 1 else torch.cat([ids_of(piece) for piece in pieces])
 
     def by_rank(self, nodes: Tensor) -> list[Tensor]:
-        """Divide increasing nodes by the rank that computes them."""
-        owners = self._ranks[torch.searchsorted(self.starts, nodes, right=True) - 1]
-        return [nodes[owners == rank] for rank in range(self._num_ranks)]
+        """Divide increasing nodes by the rank that computes them; where one piece is a rank's, nothing is copied."""
+        pieces = nodes.split(torch.searchsorted(nodes, self.starts).diff().tolist())
+        of_ranks: list[list[Tensor]] = [[] for _ in range(self._num_ranks)]
+        for rank, piece in zip(self._ranks.tolist(), pieces, strict=True):
+            of_ranks[rank].append(piece)
+        return [of[0] if len(of) == 1 else torch.cat(of) for of in of_ranks]
 
 
 def nodes_of_shards(
