@@ -40,7 +40,7 @@ def measure(rows: Rows, scale: Scale, _: Any) -> None:
         return Corrections(GlobalBatches(source_on(place, graph, nodes), seeds, size, seed=0))
 
     def of_links(place: SampleOn) -> Iterable[Any]:
-        learning = Learning(source_on(place, graph, links, graph.num_edges), Deal(edges, BATCHES, 0))
+        learning = Learning(source_on(place, graph, links), Deal(edges, BATCHES, 0))
         return Batches(lambda _: learning, BATCHES, bulk_size=4)
 
     for name, make in (
