@@ -39,7 +39,7 @@ from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.sample import SEED_TIME, Apart, BatchKey, Sample, of_one_type
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
-from lightning_gnn_dist.names import EXTENSIONS, extension
+from lightning_gnn_dist.names import offered
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 
 
@@ -92,8 +92,8 @@ def stream_to(device: torch.device) -> Any:
 
     Where the extension that has it was taken out, batches stay in RAM, and the trainer brings them.
     """
-    is_there = device.type == "cuda" and "stream to a device" in EXTENSIONS
-    return extension("stream to a device")(device) if is_there else None
+    found = offered("stream to a device") if device.type == "cuda" else None
+    return None if found is None else found(device)
 
 
 class Taken(NamedTuple):
