@@ -26,7 +26,6 @@ GOAL = ("at least", 1.0)  # 10 ** 9 edges per second
 SAMPLERS: dict[str, Sampler] = {
     "[15, 10, 5]": NeighborSampler(NUM_NEIGHBORS),
     "with replacement": NeighborSampler(NUM_NEIGHBORS, replace=True),
-    "by weight": NeighborSampler(NUM_NEIGHBORS, weight="edge_weight"),
     "LADIES": LadiesSampler([512, 512, 512]),
     "FastGCN": FastGCNSampler([512, 512, 512]),
 }
@@ -34,8 +33,7 @@ SAMPLERS: dict[str, Sampler] = {
 
 def measure(rows: Rows, scale: Scale, _: Any) -> None:
     plain = made_graph(scale, 1)
-    weight = torch.rand(plain.num_edges, generator=torch.Generator().manual_seed(0))
-    graph = Graph(plain.indptr, plain.indices, None, {"edge_weight": weight})
+    graph = Graph(plain.indptr, plain.indices)
     most = f"{graph.num_nodes:,} nodes, {graph.num_edges:,} edges, largest in-degree {int(graph.degrees().max()):,}"
     rows.add("the graph", most)
     limit = bandwidth(scale) / BYTES_AN_EDGE

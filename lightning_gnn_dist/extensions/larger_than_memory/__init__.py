@@ -11,8 +11,8 @@ row_cache.py       rows that are kept, in serving, too; joined_rows.py copies th
 device_stream.py   brings batches to a device
 placement.py       what of a graph lies on a device: memory_plan.py counts bytes and expected reads
 rows_on_device.py  batches whose rows lie on a device where they are held there
-device_sampler.py  draws batches on a device, hop by hop as device_draws.py has it, by the random words of
-                   tensors.py, in the one graph of a bulk that stack.py grows
+device_sampler.py  draws batches on a device, hop by hop as device_draws.py has it, in the one graph of a bulk that
+                   stack.py grows
 reorder.py         writes a graph chunk by chunk; saved_chunks.py says where each begins
 sweep.py           which chunks are held, and when; chunk_reading.py reads them where a graph is saved chunk by chunk
 memory.py          whether hosts have the memory of a fit, and the ways out where they have not

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.engine.weighted import alias_table, checked_weights
+from lightning_gnn_dist.engine.weighted import checked_weights
 from lightning_gnn_dist.extensions.larger_than_memory.device_draws import (
-    Choose,
-    LayerRule,
+    Frontier,
     column_norms,
     drawn_edges,
     drawn_layer,
-    rows_of,
+    keys_of,
+    normalized,
 )
 from lightning_gnn_dist.extensions.larger_than_memory.stack import Edges, Stack
-from lightning_gnn_dist.extensions.larger_than_memory.tensors import TensorWeights, by_weight, keys_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.sampling.base import Sampler, check_bulk
@@ -29,7 +27,7 @@ from lightning_gnn_dist.sampling.layer_wise import FastGCNSampler, LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 PADDED = 1 << 23  # edges that a hop may have room for, 100 bytes each, without knowing how many there are
-KINDS = (NeighborSampler, LadiesSampler, FastGCNSampler)
+KINDS = "NeighborSampler without weight, LadiesSampler, FastGCNSampler"
 NODES_AT_ONCE = 1 << 27  # nodes of the graph times batches sampled together: 4 bytes each, 40 in layer-wise sampling
 
 
@@ -48,14 +46,9 @@ class DrawsAround(Protocol):
 def draws_anywhere(sampler: Sampler) -> bool:
     """Whether a :class:`DeviceSampler` can draw its batches, or, for links, their neighbourhoods."""
     nodes = sampler.sampler if isinstance(sampler, DrawsAround) else sampler
-    return type(nodes) in KINDS  # a subclass may draw otherwise
-
-
-def bytes_of_tables(sampler: Sampler, graph: Graph) -> int:
-    """Bytes of what a :class:`DeviceSampler` keeps on the device beside the copy of a graph."""
-    nodes = sampler.sampler if isinstance(sampler, DrawsAround) else sampler
-    has_tables = isinstance(nodes, NeighborSampler) and nodes.weight is not None
-    return 8 * graph.num_edges if has_tables else 0
+    if type(nodes) is NeighborSampler:  # a subclass may draw otherwise
+        return nodes.weight is None
+    return type(nodes) in (LadiesSampler, FastGCNSampler)
 
 
 def drawn_there(sampler: Sampler, home: Graph) -> Sampler:
@@ -80,62 +73,47 @@ class DeviceSampler:
 
     - each hop of a ``NeighborSampler`` that takes all neighbours (-1), once; and each hop that could have over 2**23
       edges, once;
-    - each hop that draws by weight, with replacement once, and otherwise some eight times;
     - each hop of the other samplers, once for its edges, once for those kept, and once for each rescaling of chances.
 
     Args:
-        sampler: A ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler``.
+        sampler: A ``NeighborSampler`` that draws all neighbours equally likely, a ``LadiesSampler`` or a
+            ``FastGCNSampler``.
     """
 
     sampler: NeighborSampler | LayerSampler
 
     def __post_init__(self) -> None:
-        if type(self.sampler) not in KINDS:
-            kinds = ", ".join(kind.__name__ for kind in KINDS)
-            raise TypeError(f"On a device the sampler must be one of {kinds}, got {shown(self.sampler)}.")
+        if isinstance(self.sampler, DrawsAround) or not draws_anywhere(self.sampler):
+            raise TypeError(f"On a device the sampler must be one of {KINDS}, got {shown(self.sampler)}.")
 
     @property
     def num_hops(self) -> int:
         return self.sampler.num_hops
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        bulk, samples = check_bulk(graph, seeds, keys, untyped="DeviceSampler"), []
+        bulk, samples = check_bulk(graph, seeds, keys, untyped="DeviceSampler"), list[Sample]()
         remembered(graph, DeviceSampler, graph.check_edges)  # an index out of range ends a CUDA context
         size = max(1, NODES_AT_ONCE // max(1, graph.num_nodes))
         for start in range(0, len(bulk), size):
-            samples += self._sample(graph, bulk[start : start + size])
+            of_seeds, batch_keys = zip(*bulk[start : start + size], strict=True)
+            stack = Stack(of_seeds, graph.num_nodes, graph.indices.device)
+            for hop, keys_of_hop in enumerate(keys_of(batch_keys, self.num_hops, graph.indices.device)):
+                stack.grow(self._hop(graph, stack, keys_of_hop, hop))
+            samples += stack.samples(with_ids=bool(graph.edge_arrays))
         return samples
 
-    def _sample(self, graph: Graph, bulk: list[tuple[Tensor, BatchKey]]) -> list[Sample]:
-        seeds, batch_keys = zip(*bulk, strict=True)
-        device, name = graph.indices.device, self.sampler.weight
-        weights = None if name is None else checked_weights(graph, name)
-        stack = Stack(seeds, graph.num_nodes, device)
-        for hop, keys_of_hop in enumerate(keys_of(batch_keys, self.num_hops, device)):
-            stack.grow(self._hop(graph, stack, keys_of_hop, weights, hop))
-        return stack.samples(with_ids=bool(graph.edge_arrays))
-
-    def _hop(self, graph: Graph, stack: Stack, keys: Tensor, weights: Tensor | None, hop: int) -> Edges:
+    def _hop(self, graph: Graph, stack: Stack, keys: Tensor, hop: int) -> Edges:
         sampler = self.sampler
         if isinstance(sampler, NeighborSampler):
             size = sampler.per_hop[hop] if graph.num_edges else -1
             if stack.nodes.numel() * size > PADDED:
                 stack.trim()
-            rows, choose = rows_of(graph.indptr, stack, keys), _choice(sampler, graph, weights)
-            row, position = drawn_edges(rows, size, replace=sampler.replace, choose=choose)
+            row, position = drawn_edges(Frontier.of(graph, stack, keys), size, replace=sampler.replace)
             return Edges(row, graph.indices[position], position, None)
-        norms = _norms(graph, sampler.weight, weights) if isinstance(sampler, FastGCNSampler) else None
-        rule = LayerRule(sampler.num_nodes[hop], norms, weights, sampler.normalize)
-        return drawn_layer(graph.indptr, graph.indices, stack, keys, rule)
-
-
-def _choice(sampler: NeighborSampler, graph: Graph, weights: Tensor | None) -> Choose | None:
-    """How edges of a row are chosen, unless all are equally likely."""
-    if weights is None or sampler.weight is None:
-        return None
-    table = alias_table(graph, sampler.weight)
-    return partial(by_weight, replace=sampler.replace, weights=TensorWeights(weights, table))
-
-
-def _norms(graph: Graph, name: str | None, weights: Tensor | None) -> Tensor:
-    return remembered(graph, ("column norms", name), lambda: column_norms(graph.indptr, graph.indices, weights))
+        name, norms = sampler.weight, None
+        weights = None if name is None else checked_weights(graph, name)
+        if isinstance(sampler, FastGCNSampler):
+            norms = remembered(graph, ("column norms", name), lambda: column_norms(graph, weights))
+        rows = Frontier.of(graph, stack, keys)
+        edges, whole = drawn_layer(graph, stack, rows, sampler.num_nodes[hop], norms, weights)
+        return normalized(edges, whole) if sampler.normalize else edges

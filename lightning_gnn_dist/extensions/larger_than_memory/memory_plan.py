@@ -49,7 +49,7 @@ class Sizes:
     """Bytes of a graph.
 
     Args:
-        edges: Of edges, of what they carry, of tables to draw by weight, and of narrow arrays of nodes.
+        edges: Of edges, of what they carry, and of narrow arrays of nodes.
         widths: Of a row of the wide arrays of each node type.
         counts: How many nodes each type has.
     """
@@ -59,13 +59,13 @@ class Sizes:
     counts: tuple[int, ...]
 
     @classmethod
-    def of(cls, graph: Graph, table_bytes: int = 0) -> Sizes:
-        """Measure a graph, with so many bytes of tables."""
+    def of(cls, graph: Graph) -> Sizes:
+        """Measure a graph."""
         types = graph.types
         widths = tuple(bytes_per_row(placed_by_row(types.node_arrays[kind])) for kind in types.node_types)
         counts = tuple(types.num_nodes[kind] for kind in types.node_types)
         rows = sum(width * count for width, count in zip(widths, counts, strict=True))
-        return cls(graph.num_bytes - rows + table_bytes, widths, counts)
+        return cls(graph.num_bytes - rows, widths, counts)
 
     @property
     def rows(self) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.source import stream_to
-from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import bytes_of_tables, drawn_there, draws_anywhere
+from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import drawn_there, draws_anywhere
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import (
     MemoryPlan,
     Sizes,
@@ -119,11 +119,10 @@ class Placement:
         return on_devices[self.device]
 
     def _plan(self, graph: Graph, sampler: Sampler) -> MemoryPlan:
-        samplers = sampler, *self.samplers
-        sizes = Sizes.of(graph, max(bytes_of_tables(each, graph) for each in samplers))
+        sizes = Sizes.of(graph)
         if self.sample_on == "device":
             return MemoryPlan.of_all(sizes)
-        draws = not have_names(graph.types) and any(map(draws_anywhere, samplers))
+        draws = not have_names(graph.types) and any(map(draws_anywhere, (sampler, *self.samplers)))
         room = self._room()
         plan = MemoryPlan.within(room, sizes, draws=draws)
         if plan.is_all_in_ram:

@@ -133,9 +133,8 @@ class RowsOnDevices:
         """Refuse samplers that cannot draw on a device where they have to. None is skipped."""
         for sampler in samplers:
             if sampler is not None and not draws_anywhere(sampler):
-                kinds = ", ".join(kind.__name__ for kind in KINDS)
                 raise ValueError(
-                    f'sample_on="device" needs a sampler that draws there ({kinds}), got {sampler!r}: choose one, or '
+                    f'sample_on="device" needs a sampler that draws there ({KINDS}), got {sampler!r}: choose one, or '
                     'sample_on="auto".'
                 )
 

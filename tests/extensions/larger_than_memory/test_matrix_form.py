@@ -22,21 +22,9 @@ from torch import Tensor
 from lightning_gnn_dist import FastGCNSampler, Graph, LadiesSampler, NeighborSampler
 from lightning_gnn_dist.engine import rng
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.engine.weighted import table_of
-from lightning_gnn_dist.extensions.larger_than_memory import tensors
+from lightning_gnn_dist.extensions.larger_than_memory import device_draws as tensors
+from lightning_gnn_dist.extensions.larger_than_memory.device_draws import below, distinct, draw, keys_of, scales, unit
 from lightning_gnn_dist.extensions.larger_than_memory.stack import Edges, Stack
-from lightning_gnn_dist.extensions.larger_than_memory.tensors import (
-    Frontier,
-    TensorWeights,
-    below,
-    by_weight,
-    distinct,
-    draw,
-    keys_of,
-    scales,
-    unit,
-)
-from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.block import spend_warning
 from lightning_gnn_dist.sampling.layer_wise import LayerSampler
@@ -96,7 +84,7 @@ def _node_wise(sampler: NeighborSampler, graph: Graph, matrix: Tensor, stack: St
     degrees = torch.bincount(row, minlength=nodes.numel())
     first, size = degrees.cumsum(0) - degrees, sampler.per_hop[hop]
     is_drawn = (degrees > (0 if sampler.replace else size)) & (size >= 0)
-    slots = _draw_slots(sampler, graph, product, keys[batch], nodes, degrees, is_drawn, size)
+    slots = _draw_slots(sampler, keys[batch], nodes, degrees, is_drawn, size)
     entries = torch.cat([(~is_drawn[row]).nonzero().view(-1), (first[is_drawn, None] + slots).view(-1)])
     entries = entries[row[entries].argsort(stable=True)]
     position = position[entries]
@@ -104,27 +92,15 @@ def _node_wise(sampler: NeighborSampler, graph: Graph, matrix: Tensor, stack: St
 
 
 def _draw_slots(
-    sampler: NeighborSampler,
-    graph: Graph,
-    product: Tensor,
-    keys: Tensor,
-    nodes: Tensor,
-    degrees: Tensor,
-    is_drawn: Tensor,
-    size: int,
+    sampler: NeighborSampler, keys: Tensor, nodes: Tensor, degrees: Tensor, is_drawn: Tensor, size: int
 ) -> Tensor:
     """The slots of the edges that are drawn from each row that is not taken whole."""
     if size < 0:
         return nodes[is_drawn, None][:, :0]
-    if sampler.weight is None:
-        keys, nodes, bound = (vector[is_drawn, None] for vector in (keys, nodes, degrees))
-        if sampler.replace:
-            return below(draw(keys, nodes, torch.arange(size, device=keys.device)), bound)
-        return distinct(keys, nodes, bound, size)
-    values = _values(sampler, graph)[product.values().long() - 1].float()
-    starts = starts_of(degrees)
-    rows = Frontier(keys, nodes, starts[:-1], degrees).at(is_drawn.nonzero().view(-1))
-    return by_weight(rows, size, replace=sampler.replace, weights=TensorWeights(values, table_of(starts, values)))
+    keys, nodes, bound = (vector[is_drawn, None] for vector in (keys, nodes, degrees))
+    if sampler.replace:
+        return below(draw(keys, nodes, torch.arange(size, device=keys.device)), bound)
+    return distinct(keys, nodes, bound, size)
 
 
 # Layer-wise.
@@ -185,10 +161,9 @@ PLACES = [BatchKey(1, 2, 3 * i) for i in range(5)]
 
 SAMPLERS: list[Sampler] = [
     *(
-        NeighborSampler(numbers, replace=replace, weight=weight)
+        NeighborSampler(numbers, replace=replace)
         for numbers in ([3], [5, -1, 2], [-1, 30])
         for replace in (False, True)
-        for weight in (None, "edge_weight")
     ),
     *(
         kind(numbers, weight, normalize)

@@ -76,7 +76,7 @@ def test_sizes_of_a_graph() -> None:
     }
     graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 3]]), 6, nodes, {"edge_attr": torch.zeros(3, 16)})
     rest = 7 * 8 + 3 * 4 + 3 * 64 + 6 * 36 + 6 * 8
-    assert Sizes.of(graph, table_bytes=5) == Sizes(rest + 5, (44,), (6,))
+    assert Sizes.of(graph) == Sizes(rest, (44,), (6,))
     assert graph.num_bytes == rest + 6 * 44
 
 
