@@ -252,7 +252,7 @@ def test_what_does_not_draw_by_time_is_refused(tmp_path: Path) -> None:
     lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 1, seed=0), tmp_path / "shards")
     with pytest.raises(ValueError, match="neither edges nor nodes of the graph have it"):
         lgd.PartitionedDataModule(tmp_path / "shards", sampler=SAMPLER).setup("fit")
-    with pytest.raises(TypeError, match="NeighborSampler, LadiesSampler"):
+    with pytest.raises(TypeError, match="NeighborSampler without weight, LadiesSampler"):
         DeviceSampler(SAMPLER)  # type: ignore[arg-type]
     data = lgd.PartitionedDataModule(temporal_graph(), sampler=SAMPLER, boundary=lgd.Auto(exchange=True))
     assert not lgd.Exchange().suits(data._running.settings, trainer(1))
