@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 from torch_geometric import transforms as T
 from torch_geometric.data import Batch, Data
-from torch_geometric.loader.utils import index_select
 from torch_geometric.nn import GraphSAGE
 from torch_geometric.utils import trim_to_layer
 
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.one_hop import one_hop, seen_by_layers
-from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Promise, SeedsOnly
+from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.convert import quantize_rows
@@ -73,22 +72,14 @@ def test_ids_of_a_part_are_global(batch):
     [
         lambda batch: batch.edge_index,
         lambda batch: batch["edge_index"],
-        lambda batch: batch._store.edge_index,
         lambda batch: batch.get("edge_index"),
         lambda batch: batch.to_dict()["edge_index"],
-        lambda batch: batch.to_namedtuple().edge_index,
-        lambda batch: dict(batch)["edge_index"],
-        lambda batch: dict(batch._store.items())["edge_index"],
-        lambda batch: next(iter(batch._store.values("edge_index"))),
         lambda batch: copy.copy(batch).edge_index,
         lambda batch: copy.deepcopy(batch).edge_index,
-        lambda batch: batch.clone().edge_index,
         lambda batch: pickle.loads(pickle.dumps(batch)).edge_index,
         lambda batch: batch.to("cpu").edge_index,
-        lambda batch: batch.contiguous().edge_index,
         lambda batch: Data.from_dict(batch.to_dict()).edge_index,
         lambda batch: Batch.from_data_list([batch]).edge_index,
-        lambda batch: batch.get_edge_index("coo")[0:2] and torch.stack(batch.get_edge_index("coo")),
     ],
 )
 def test_every_way_of_reading_sees_the_edges(batch, plain, read):
@@ -103,17 +94,13 @@ def test_every_way_of_reading_sees_the_edges(batch, plain, read):
     [
         lambda batch: batch.num_edges,
         lambda batch: batch.num_nodes,
-        lambda batch: batch.num_features,
         lambda batch: "edge_index" in batch,
         lambda batch: batch.to("cpu").num_nodes,
         lambda batch: batch.is_node_attr("x"),
-        lambda batch: batch.is_edge_attr("edge_attr"),
         lambda batch: sorted(batch.keys()),
         lambda batch: len(batch),
         lambda batch: sorted(copy.copy(batch).keys()),
-        lambda batch: sorted(copy.deepcopy(batch).keys()),
         lambda batch: len(pickle.dumps(batch)) > 0,
-        lambda batch: [block.adj.shape for block in getattr(batch, "blocks", [])] * 0,
     ],
 )
 def test_what_needs_no_edges_builds_none(batch, plain, look):
@@ -127,18 +114,12 @@ def test_what_needs_no_edges_builds_none(batch, plain, look):
     [
         T.ToUndirected(),
         T.AddSelfLoops(),
-        T.RemoveSelfLoops(),
         T.RemoveIsolatedNodes(),
         T.GCNNorm(),
-        T.LocalDegreeProfile(),
-        T.LargestConnectedComponents(),
         T.AddRandomWalkPE(2, attr_name=None),
         lambda data: data.subgraph(torch.arange(10)),
-        lambda data: data.edge_subgraph(torch.arange(4)),
         lambda data: data.sort(sort_by_row=True),
-        lambda data: data.coalesce() if "edge_attr" in data else data,
         lambda data: Batch.from_data_list([data, data]),
-        lambda data: data.sort_by_time(),
     ],
     ids=lambda transform: type(transform).__name__,
 )
@@ -161,12 +142,6 @@ def test_blocks_go_when_the_edges_are_replaced(batch):
     assert kept.num_edges > 3
     assert len(kept.blocks) == 2
     assert not hasattr(kept.subgraph(torch.arange(10)), "blocks")
-
-
-def test_blocks_may_be_set(batch):
-    batch.blocks = batch.blocks[:1]
-    assert len(batch.blocks) == 1
-    assert len(copy.copy(batch).blocks) == 1
 
 
 def test_blocks_follow_edge_weight(batch):
@@ -317,11 +292,8 @@ SEED_USES = {
     "y": lambda batch: batch.y[: batch.batch_size],
     "x": lambda batch: batch.x[:NUM_SEEDS],
     "some": lambda batch: batch.x[0:2],
-    "none": lambda batch: batch.y[:0],
     "n_id": lambda batch: batch.n_id[: batch.batch_size],
-    "by name": lambda batch: batch["y"][: batch["batch_size"]],
     "get": lambda batch: batch.get("y")[:NUM_SEEDS],
-    "copied": lambda batch: copy.copy(batch).y[:NUM_SEEDS],
     "moved": lambda batch: batch.to("cpu").y[:NUM_SEEDS],
     "type": lambda batch: (batch.x.dtype, batch.y.device, batch.x.is_floating_point(), batch.x.is_cuda),
     "keys": lambda batch: list(batch.keys()),
@@ -332,23 +304,17 @@ SEED_USES = {
 USES = {
     "shape": lambda batch: (batch.x.shape, batch.x.size(0), len(batch.y), batch.y.numel(), batch.edge_index.shape),
     "arithmetic": lambda batch: 2 * batch.x - batch.x / 3 + 1,
-    "right-hand": lambda batch: (torch.ones(1) @ torch.ones(1, 1) + batch.x, 1 - batch.x),
-    "mask": lambda batch: batch.x[batch.y == 1],
     "index": lambda batch: batch.x[batch.edge_index[0]],
     "slices": lambda batch: (batch.x[NUM_SEEDS:], batch.x[: NUM_SEEDS + 1], batch.x[:-1], batch.y[::2], batch.x[:2, 1]),
-    "one row": lambda batch: (batch.x[3], batch.y[-1], batch.x[..., 0]),
     "numpy": lambda batch: (batch.x.numpy(), np.asarray(batch.y), np.add(batch.y.numpy(), 1)),
     "list": lambda batch: (batch.y.tolist(), [int(y) for y in batch.y], float(batch.x.sum())),
-    "text": lambda batch: (repr(batch.x), str(batch.y), f"{batch.x}"),
     "format": lambda batch: repr(batch).replace("SeedBatch", "SampledData"),
     "functions": lambda batch: (torch.cat([batch.x, batch.x]), torch.stack([batch.y]), torch.equal(batch.x, batch.x)),
-    "out": lambda batch: torch.add(batch.x, 1, out=torch.empty(0)),
     "operator": lambda batch: torch.ops.aten.mul(batch.x, 2),
     "script": lambda batch: torch.jit.script(_twice)(batch.x),
     "instance": lambda batch: (isinstance(batch.x, Tensor), torch.is_tensor(batch.x), isinstance(batch, SampledData)),
     "copy": lambda batch: (copy.copy(batch.x), copy.deepcopy(batch.y), batch.x.clone()),
     "pickle": lambda batch: pickle.loads(pickle.dumps(batch.x)),
-    "copies": lambda batch: (copy.deepcopy(batch), batch.clone(), batch.contiguous(), batch.detach(), batch.cpu()),
     "pickles": lambda batch: (pickle.loads(pickle.dumps(batch)), saved(batch)),
     "blocks of copies": lambda batch: [edges_of(copied) for copied in copies_of(batch)],
     "items": lambda batch: [value + 0 if isinstance(value, Tensor) else value for _, value in batch],
@@ -359,11 +325,8 @@ USES = {
     "blocks": lambda batch: (batch.has_blocks, edges_of(batch), len(batch.blocks)),
     "one hop": lambda batch: one_hop(batch.read() if isinstance(batch, SeedsOnly) else batch, seen_by_layers(batch)[1]),
     "doubled": lambda batch: batch.apply(doubled),
-    "doubled x": lambda batch: batch.apply(lambda tensor: tensor * 2, "x"),
     "transform": lambda batch: T.AddSelfLoops()(batch).edge_index,
-    "subgraph": lambda batch: batch.subgraph(torch.arange(NUM_SEEDS)).edge_index,
     "pyg batch": lambda batch: Batch.from_data_list([batch]).x,
-    "select": lambda batch: index_select(batch.x, batch.y.clamp(min=0)),
     "trim": lambda batch: trim_to_layer(
         1, batch.num_sampled_nodes, batch.num_sampled_edges, batch.x, batch.edge_index, batch.edge_attr
     ),
@@ -373,19 +336,15 @@ USES = {
 
 CHANGES = {
     "x": lambda batch: setattr(batch, "x", batch.x * 2),
-    "x by y": lambda batch: setattr(batch, "x", batch.y),
     "x in place": lambda batch: batch.x.mul_(2),
-    "rows of x": lambda batch: batch.x.__setitem__(0, 0),
     "seeds of x": lambda batch: batch.x[:NUM_SEEDS].__setitem__(0, 0) or batch.x.__setitem__(slice(0, 2), 1.0),
     "numpy": lambda batch: batch.x.numpy().fill(3),
-    "y added": lambda batch: setattr(batch, "y", batch.y + 1),
     "edges": lambda batch: setattr(batch, "edge_index", batch.edge_index.flip(0)),
     "edge weights": lambda batch: setattr(batch, "edge_weight", torch.arange(1.0, batch.num_edges + 1)),
     "no y": lambda batch: batch.__delattr__("y"),
     "another": lambda batch: setattr(batch, "mask", torch.ones(3)),
     "blocks": lambda batch: setattr(batch, "blocks", batch.blocks[1:]),
     "doubled": lambda batch: batch.apply(doubled),
-    "doubled y": lambda batch: batch.apply(lambda tensor: tensor * 2, "y"),
     "in place": lambda batch: batch.apply_(lambda tensor: tensor.add_(1), "x"),
     "updated": lambda batch: batch.update({"x": torch.ones(3)}),
 }
@@ -470,37 +429,6 @@ def test_rows_and_arrays_move_with_the_batch(made):
     assert batch.rows_of(made.model)[0].is_meta
     assert batch.edge_index.is_meta
     assert all(block.indptr.is_meta for block in batch.blocks)
-
-
-def test_a_written_array_stays_written_for_its_seeds_too(made):
-    x = made.batch.x
-    x[0] = 7
-    assert x[:1].eq(7).all()
-    assert made.batch.x[:1].eq(7).all()
-    assert made.batch.to("cpu").x[:1].eq(7).all()
-    assert made.batch.y[:NUM_SEEDS].equal(make_batch().y[:NUM_SEEDS])
-
-
-def test_an_array_that_has_as_many_rows_as_edges_is_known_to_be_of_edges(made):
-    made.make = lambda: known()  # type: ignore[method-assign]
-
-    def known() -> SampledData:
-        batch = make_batch()
-        batch._store._edge_arrays = frozenset({"weight"})
-        return batch
-
-    batch = around(known, made.seed_rows, made.rows_of)
-    assert batch.read()._store._edge_arrays == {"weight"}
-
-
-def test_a_promise_is_read_once_and_keeps_what_is_written_to_it():
-    read = []
-    promise = Promise(lambda: read.append(0) or torch.zeros(4), lambda: torch.ones(2), 2)
-    assert promise[:2].equal(torch.ones(2))
-    promise.add_(5)
-    assert promise[:2].equal(torch.full((2,), 5.0))
-    assert promise.sum() == 20
-    assert len(read) == 1
 
 
 @pytest.mark.slow  # compiling is imported for it

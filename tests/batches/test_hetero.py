@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv, to_hetero
-from torch_geometric.utils import trim_to_layer
 
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler, citations
 from lightning_gnn_dist.batches.batch import in_type
@@ -98,17 +97,6 @@ def test_blocks_are_the_layers(data: HeteroData) -> None:
                 rows.setdefault(kind[2], []).append(conv.convs[kind](ends, block.adj))
             x = {kind: torch.stack(found).mean(0) for kind, found in rows.items()}
     torch.testing.assert_close(x["paper"], expected, rtol=0, atol=1e-9)
-
-
-def test_trimming_changes_no_row_of_the_seeds(data: HeteroData) -> None:
-    batch, model = batch_of(data, sampler=NeighborSampler([3, 2])), Stacked(hetero_conv(data)).double()
-    with torch.no_grad():
-        expected = model(batch.x_dict, batch.edge_index_dict)["paper"][:4]
-        x, edges = batch.x_dict, batch.edge_index_dict
-        for layer, conv in enumerate(model.convs):
-            x, edges, _ = trim_to_layer(layer, batch.num_sampled_nodes_dict, batch.num_sampled_edges_dict, x, edges)
-            x = conv(x, edges)
-    torch.testing.assert_close(x["paper"][:4], expected, rtol=0, atol=1e-9)
 
 
 def test_a_batch_has_what_pygs_has(data: HeteroData) -> None:

@@ -266,15 +266,6 @@ def test_a_failure_in_the_background_reaches_training() -> None:
     source.close()
 
 
-def test_nothing_is_left_running() -> None:
-    source = parts()
-    ours = loader(source)
-    next(iter(ours))
-    ours.close()
-    source.close()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith(THREAD_NAME)]
-
-
 def test_seeds_that_fill_a_pass_up_count_for_nothing() -> None:
     source = parts()
     seeds = source.at(0).split("train").numel()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.graph import convert
@@ -28,14 +28,6 @@ def small(**changes: Any) -> Data:
     return Data(**(arrays | changes))
 
 
-def test_every_array_travels_along() -> None:
-    data = small(edge_attr=torch.tensor([[1.0], [2.0], [3.0]]), node_year=torch.arange(4), name="small")
-    graph = Graph.from_pyg(data)
-    assert set(graph.node_arrays) == {"x", "y", "train_mask", "node_year"}
-    assert set(graph.edge_arrays) == {"edge_attr"}
-    assert graph.split("train").tolist() == [0, 1]
-
-
 def test_as_many_edges_as_nodes_is_not_confusing() -> None:
     data = small(edge_index=torch.tensor([[0, 1, 2, 3], [1, 2, 3, 0]]), edge_type=torch.tensor([5, 6, 7, 8]))
     graph = Graph.from_pyg(data)
@@ -51,14 +43,6 @@ def test_it_goes_back_to_pyg() -> None:
     assert torch.equal(found.edge_attr, data.edge_attr[found.e_id]) and torch.equal(found.x, data.x)
     bare = Graph.from_edge_index(torch.tensor([[0], [1]]), 7).to_pyg()
     assert bare.num_nodes == 7 and bare.edge_index.tolist() == [[0], [1]]
-
-
-def test_a_homogeneous_view_of_a_heterogeneous_graph_is_taken() -> None:
-    hetero = HeteroData()
-    hetero["paper"].x, hetero["author"].x = torch.randn(3, 2), torch.randn(2, 2)
-    hetero["author", "writes", "paper"].edge_index = torch.tensor([[0, 1], [0, 2]])
-    graph = Graph.from_pyg(hetero.to_homogeneous())
-    assert graph.num_nodes == 5 and "node_type" in graph.node_arrays and "edge_type" in graph.edge_arrays
 
 
 @pytest.mark.parametrize(
@@ -202,12 +186,6 @@ def test_a_mask_that_was_changed_is_looked_at_again() -> None:
         graph.split("train")
 
 
-def test_numbers_of_few_bits_do_not_overflow() -> None:
-    edge_index = torch.tensor([[99, 1], [0, 98]])
-    ours, plain = (Graph.from_edge_index(edge_index, number) for number in (np.int8(100), 100))
-    assert ours.fingerprint == plain.fingerprint
-
-
 @pytest.mark.parametrize("name", ["val_idx", "valid_idx"])
 def test_ids_of_a_split_become_its_mask(name: str) -> None:
     graph = Graph.from_pyg(small(train_idx=torch.tensor([1, 0]), **{name: torch.tensor([3], dtype=torch.int32)}))
@@ -242,11 +220,6 @@ def test_a_label_that_is_nan_is_no_label(columns: tuple[int, ...], logged: list[
     graph = Graph.from_pyg(small(y=y, test_mask=torch.tensor([False, False, True, True])), float_labels=True)
     assert [graph.split(split).tolist() for split in ("train", "test")] == [[0], [2]]
     assert "1 nodes of train_mask, 1 nodes of test_mask of the graph have NaN for a label" in "".join(logged)
-
-
-def test_classes_with_nan_are_told_how_to_become_integers() -> None:
-    with pytest.raises(ValueError, match=r"data\.y = data\.y\.nan_to_num\(-1\)\.long\(\)"):
-        Graph.from_pyg(small(y=torch.tensor([0.0, 1.0, 1.0, torch.nan])))
 
 
 @pytest.mark.parametrize("shape", [(50, 16), (50, 3, 5)])

@@ -1,7 +1,6 @@
 """The graph: rows, degrees, induced subgraphs and halos, against brute force."""
 
 import copy
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 from torch_geometric.data import HeteroData
 from torch_geometric.utils import subgraph
 
@@ -49,11 +47,6 @@ def test_rows_list_the_senders_in_order(graph: Graph) -> None:
     assert graph.indices.dtype == torch.int32 and graph.indptr.dtype == torch.int64
 
 
-def test_edge_arrays_follow_their_edges(graph: Graph) -> None:
-    receiver = torch.arange(40).repeat_interleave(graph.degrees())
-    assert torch.equal(graph.edge_arrays["edge_weight"], graph.indices * 100.0 + receiver)
-
-
 @pytest.mark.parametrize("edges_at_once", [1, 7, 1 << 24])
 @pytest.mark.parametrize("nodes", [[3, 30, 7, 38, 0], list(range(39, -1, -1)), [], [37]])
 def test_induced_is_the_subgraph_with_local_ids(
@@ -71,11 +64,6 @@ def test_induced_is_the_subgraph_with_local_ids(
     assert found == sorted(map(tuple, expected.t().tolist()))
     receiver = n_id.repeat_interleave(part.degrees())
     assert torch.equal(part.edge_arrays["edge_weight"], n_id[part.indices.long()] * 100.0 + receiver)
-
-
-def test_a_part_of_a_part_keeps_the_ids_of_the_whole(graph: Graph) -> None:
-    part = graph.induced(torch.tensor([10, 20, 30])).induced(torch.tensor([2, 0]))
-    assert part.node_arrays["n_id"].tolist() == [30, 10]
 
 
 def test_halo_is_who_sends_from_outside(graph: Graph) -> None:
@@ -108,11 +96,6 @@ def test_the_fingerprint_tells_structures_and_training_nodes_apart() -> None:
     ]
     assert plain.fingerprint == again.fingerprint
     assert plain.fingerprint not in {other.fingerprint for other in others}
-
-
-def test_a_graph_in_memory_can_be_pickled(graph: Graph) -> None:
-    copy = pickle.loads(pickle.dumps(graph))
-    assert edge_pairs(copy) == edge_pairs(graph) and torch.equal(copy.node_arrays["x"], graph.node_arrays["x"])
 
 
 @pytest.mark.parametrize(
@@ -176,11 +159,6 @@ def test_a_graph_on_disk_reports_the_same(tmp_path: Path) -> None:
     assert "every node sends as many edges as it receives" in report_of(graph)
 
 
-def test_labels_may_be_absent() -> None:
-    report = report_of(Graph.from_edge_index(torch.tensor([[0], [1]]), 2, {"y": torch.rand(2)}))
-    assert "labels" not in report and report.endswith("split: none")
-
-
 @pytest.mark.parametrize("at_once", [1, 1 << 20])
 def test_it_counts_by_type(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Authors 0 and 1 write paper 0, author 1 writes paper 1 twice; paper 2 cites 0; nobody is at the venue."""
@@ -228,11 +206,6 @@ def test_ids_are_found_where_they_are(most: int, is_sorted: bool, num_asked: int
         assert at.tolist() == [places[node] for node in asked.tolist() if node in places]
 
 
-def test_no_node_has_no_place() -> None:
-    at, is_found = Lookup(torch.empty(0, dtype=torch.int64))(torch.tensor([3, 5]))
-    assert at.numel() == 0 and is_found.tolist() == [False, False]
-
-
 # Nodes are found by users' ids, and no more of the files is read than is asked for.
 
 
@@ -272,12 +245,6 @@ def test_no_more_is_read_than_is_asked_for(tmp_path: Path) -> None:
 # The built-in graph has the properties that its docstring promises.
 
 
-def test_the_seed_decides_everything() -> None:
-    first, again, other = communities(500, 4), communities(500, 4), communities(500, 4, seed=1)
-    assert first.fingerprint == again.fingerprint != other.fingerprint
-    assert torch.equal(first.node_arrays["x"], again.node_arrays["x"])
-
-
 def test_edges_are_symmetric_distinct_and_mostly_inside_communities() -> None:
     graph = communities(4000, 5, homophily=0.8)
     receiver = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
@@ -306,33 +273,10 @@ def test_a_graph_that_no_machine_holds_is_refused_at_once() -> None:
         communities(1000, 2, num_features=10**9)
 
 
-def mean_of_senders(data: HeteroData, edge_type: tuple[str, str, str]) -> Tensor:
-    sender, receiver = data[edge_type].edge_index
-    count = data[edge_type[2]].num_nodes
-    total = torch.zeros(count, data[edge_type[0]].x.shape[1]).index_add_(0, receiver, data[edge_type[0]].x[sender])
-    return total / torch.bincount(receiver, minlength=count).clamp(min=1)[:, None]
-
-
-def accuracy(data: HeteroData, *features: Tensor) -> float:
-    """Of a linear model by least squares, on the papers to test on."""
-    papers, x = data["paper"], torch.cat([*features, torch.ones(data["paper"].num_nodes, 1)], 1).double()
-    weights = torch.linalg.lstsq(x[papers.train_mask], one_hot(papers.y[papers.train_mask]).double()).solution
-    return float(((x[papers.test_mask] @ weights).argmax(1) == papers.y[papers.test_mask]).float().mean())
-
-
 def test_the_seed_decides_every_type() -> None:
     first, again, other = citations(800, 4), citations(800, 4), citations(800, 4, seed=1)
     assert first.fingerprint == again.fingerprint != other.fingerprint
     first.check_edges()
-
-
-def test_types_and_edges_tell_what_features_do_not() -> None:
-    data = citations(4000).to_pyg()
-    assert isinstance(data, HeteroData) and len(data.node_types) == 4 and len(data.edge_types) == 8
-    cites, disputes = (mean_of_senders(data, ("paper", name, "paper")) for name in ("cites", "disputes"))
-    authors, own = mean_of_senders(data, ("author", "writes", "paper")), data["paper"].x
-    found = [accuracy(data, own, *more) for more in ([], [(cites + disputes) / 2], [cites, disputes, authors])]
-    assert found[0] + 0.1 < found[1] < found[2] - 0.1
 
 
 def test_papers_name_earlier_ones_and_edges_have_their_day() -> None:

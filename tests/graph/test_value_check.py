@@ -179,11 +179,6 @@ def test_two_threads_find_out_once_and_other_keys_apart():
     assert remembered(chain(), "a", find) == 3
 
 
-def test_finding_out_may_need_something_else_of_the_same_graph():
-    graph = chain()
-    assert remembered(graph, "outer", lambda: remembered(graph, "inner", lambda: 3) + 1) == 4
-
-
 def test_what_is_remembered_goes_with_the_graph():
     graph = chain()
     value = remembered(graph, "tensor", lambda: torch.ones(3))

@@ -2,10 +2,8 @@
 
 import dataclasses
 import json
-import multiprocessing
 import os
 import shutil
-from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
@@ -72,12 +70,6 @@ def test_whatever_changes_the_result_is_another_entry(tmp_path: Path) -> None:
         partition = cached_partition(*request, tmp_path)
         assert torch.equal(partition.assignment, request[1](request[0], *request[2:]).assignment)
     assert len(entries(tmp_path)) == len(requests)
-
-
-def test_beside_a_saved_graph(tmp_path: Path) -> None:
-    GRAPH.save(tmp_path / "graph")
-    cached_partition(Graph.open(tmp_path / "graph"), RandomPartitioner(), 4, 0)
-    assert len(entries(tmp_path / "graph" / "partitions")) == 1
 
 
 def test_in_the_users_cache_for_a_graph_in_ram(cache: Path) -> None:
@@ -163,30 +155,6 @@ def test_a_partitioner_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must be at least num_parts"):
         cached_partition(GRAPH, SuperNodePartitioner(2), 4, 0, tmp_path)
     assert entries(tmp_path) == []
-
-
-def ask(barrier: Barrier, counting: Counting, directory: Path, answers: Path) -> None:
-    barrier.wait(timeout=240)
-    partition = cached_partition(path_graph(200_000), counting, 4, 0, directory)
-    np.save(answers / f"{os.getpid()}.npy", partition.assignment.numpy())
-
-
-@pytest.mark.slow
-def test_processes_that_ask_at_once_get_the_same_parts(counting: Counting, tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    barrier = context.Barrier(2)
-    (tmp_path / "answers").mkdir()
-    arguments = (barrier, counting, tmp_path / "cache", tmp_path / "answers")
-    processes = [context.Process(target=ask, args=arguments) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(timeout=240)
-        assert process.exitcode == 0
-    first, second = (np.load(file) for file in entries(tmp_path / "answers"))
-    assert np.array_equal(first, second)
-    assert counting.calls in (1, 2)
-    assert len(entries(tmp_path / "cache")) == 1
 
 
 @dataclasses.dataclass(frozen=True)

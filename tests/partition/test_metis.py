@@ -2,7 +2,6 @@
 
 import errno
 import os
-from collections.abc import Callable
 from itertools import product
 from math import ceil
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_geometric.data import Data
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.partition import default, kaminpar, metis
@@ -109,13 +107,6 @@ def test_metis_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-def test_cora(to_pyg: Callable[..., Data]) -> None:
-    graph = lgd.Graph.from_pyg(to_pyg("cora.npz"))
-    assert lgd.MetisPartitioner()(graph, 8, seed=0).report(graph).cut_ratio < 0.2
-    assert lgd.MetisPartitioner(balance="train")(graph, 8, seed=0).report(graph).cut_ratio < 0.2
-    assert lgd.RandomPartitioner()(graph, 8, seed=0).report(graph).cut_ratio == pytest.approx(7 / 8, abs=0.02)
-
-
 # KaMinPar: what its file holds, what it evens out, and what is said where it is not installed or has no room.
 
 
@@ -206,13 +197,6 @@ def test_size_and_memory_decide(
     assert all(("gnn-dist[kaminpar]" in text) == (expected == "Streaming" and not installed) for text in logged)
 
 
-def test_auto_is_what_no_name_is() -> None:
-    graph = lgd.communities(200, 2, num_features=2)
-    assert (
-        lgd.PartitionedDataModule(graph, partitioner="auto").partitioner == lgd.PartitionedDataModule(graph).partitioner
-    )
-
-
 def test_a_saved_graph_is_cut_beside_it_and_nothing_stays(tmp_path: Path) -> None:
     lgd.communities(200, 2, num_features=2).save(tmp_path / "graph")
     if kaminpar.is_available():
@@ -227,14 +211,6 @@ def test_a_saved_graph_is_cut_beside_it_and_nothing_stays(tmp_path: Path) -> Non
 def test_counts_differ_by_one_at_most(num_parts: int) -> None:
     counts = lgd.RandomPartitioner()(path_graph(1001), num_parts, seed=0).counts()
     assert counts.max() - counts.min() <= 1
-
-
-def test_one_edge_in_p_stays_and_parts_look_alike() -> None:
-    graph = lgd.communities(8000, 8, num_features=2, train_share=0.5)
-    report = lgd.RandomPartitioner()(graph, 8, seed=0).report(graph)
-    assert report.cut_ratio == pytest.approx(7 / 8, abs=0.01)
-    assert report.worst_label_skew is not None
-    assert report.worst_label_skew < 0.15
 
 
 def test_the_deal_never_changes() -> None:

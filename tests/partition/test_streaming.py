@@ -114,13 +114,6 @@ def test_another_partitioner_finds_the_clusters(monkeypatch: pytest.MonkeyPatch)
     assert torch.stack([clusters, partition.assignment]).unique(dim=1).shape[1] == 60  # each in one part
 
 
-def test_one_supernode_per_node_is_random() -> None:
-    graph = path_graph(64)
-    partition = lgd.SuperNodePartitioner(64)(graph, 4, seed=0)
-    assert partition.counts().tolist() == [16, 16, 16, 16]
-    assert partition.report(graph).cut_ratio > 0.5
-
-
 @pytest.mark.parametrize(
     ("num_supernodes", "message"),
     [

@@ -1,8 +1,6 @@
 """What holds for every sampler of nodes."""
 
-import gc
 import pickle
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -176,11 +174,6 @@ def test_what_reads_all_edges_looks_first(use: Callable[[lgd.Graph], Any]) -> No
             use(damaged(lgd.communities(NUM_NODES), *change))
 
 
-def test_edges_are_checked_whatever_is_said_of_them() -> None:
-    with pytest.raises(ValueError, match=r"indices must lie in \[0, 2\), got 0 to 5"):
-        lgd.Graph(torch.tensor([0, 1, 2]), torch.tensor([0, 5]), fingerprint="00")
-
-
 def test_rows_that_an_array_lacks_are_refused() -> None:
     with pytest.raises(IndexError, match=r"Rows 0 to 400 are asked for of an array that has 400"):
         gather_rows(torch.zeros(400, 1000), torch.arange(401))
@@ -243,14 +236,6 @@ def test_it_has_every_node_and_every_edge_the_seeds_first(num_hops):
     assert len(sample.num_sampled_edges) == num_hops
 
 
-def test_with_one_layer_only_the_seeds_receive():
-    graph = random_graph()
-    sample = whole(graph, num_hops=1)
-    assert sample.indptr.numel() == 5
-    assert sample.num_sampled_edges == [int(graph.degrees()[SEEDS_OF_PART].sum())]
-    assert sample.num_sampled_nodes == [4, 56]
-
-
 def test_it_is_built_once_for_a_set_of_seeds():
     graph = random_graph()
     first = whole(graph)
@@ -259,29 +244,3 @@ def test_it_is_built_once_for_a_set_of_seeds():
     assert whole(graph, SEEDS_OF_PART[:2]) is not first
     assert whole(graph, num_hops=3) is not first
     assert whole(random_graph()) is not first
-
-
-def test_it_lives_no_longer_than_its_graph():
-    graph = random_graph()
-    nodes = weakref.ref(whole(graph).nodes)
-    assert nodes() is not None
-    del graph
-    gc.collect()
-    assert nodes() is None
-
-
-@pytest.mark.parametrize("num_hops", [2, 3, 4])
-def test_each_layer_computes_the_rows_that_the_next_one_reads(num_hops):
-    graph = random_graph()
-    batch = assemble(graph, whole(graph, num_hops=num_hops))
-    receivers, senders = (edge_index_of(graph)[row] for row in (1, 0))
-    needed = set(SEEDS_OF_PART.tolist())  # rows of the last layer, then of those before
-    for block in reversed(batch.blocks):
-        assert set(batch.n_id[: block.num_dst].tolist()) == needed
-        read = {s for s, r in zip(senders.tolist(), receivers.tolist(), strict=True) if r in needed}
-        assert sorted(batch.n_id[block.edge_index[0]].tolist()) == sorted(
-            s for s, r in zip(senders.tolist(), receivers.tolist(), strict=True) if r in needed
-        )
-        needed |= read
-    assert batch.blocks[0].num_dst < 60 or num_hops == 4
-    assert batch.blocks[0].num_src == 60

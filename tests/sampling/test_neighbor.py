@@ -106,14 +106,6 @@ def test_the_table_is_cleared_before_its_numbers_run_out(table, monkeypatch):
         assert again.indices.equal(expected.indices)
 
 
-def test_graphs_take_turns_in_one_thread():
-    small, large = random_graph(50, 400, seed=11), random_graph(5000, 40_000, seed=12)
-    expected = [one(graph, [1, 2, 3], 4, 4).nodes for graph in (small, large)]
-    for _ in range(3):
-        assert one(small, [1, 2, 3], 4, 4).nodes.equal(expected[0])
-        assert one(large, [1, 2, 3], 4, 4).nodes.equal(expected[1])
-
-
 def test_numbers_may_be_given_as_any_sequence():
     assert NeighborSampler([15, 10]) == NeighborSampler((15, 10)) == NeighborSampler((np.int64(15), 10))
     assert hash(NeighborSampler([15, 10])) == hash(NeighborSampler((15, 10)))
@@ -149,15 +141,6 @@ def test_every_neighbour_is_as_likely_as_any_other(degree, fanout):
     statistic = ((counts - expected) ** 2).sum() / (expected * (1 - fanout / degree)) * (degree - 1) / degree
     # About chi-square with degree - 1 degrees of freedom, whose 0.9999 quantile this bounds from above.
     assert statistic < degree - 1 + 4 * (2 * (degree - 1)) ** 0.5 + 10
-
-
-def test_pairs_of_neighbours_are_equally_likely():
-    graph, trials = star(5), 6000
-    places = [BatchKey(1, epoch, 0) for epoch in range(trials)]
-    samples = NeighborSampler([2]).sample_bulk(graph, [torch.tensor([0])] * trials, places)
-    pairs = [tuple(sorted(sample.nodes[1:].tolist())) for sample in samples]
-    counts = np.array([pairs.count((a, b)) for a in range(1, 6) for b in range(a + 1, 6)])
-    assert ((counts - trials / 10) ** 2 / (trials / 10)).sum() < 27.9  # 0.999 quantile, 9 degrees of freedom
 
 
 WEIGHTS = [1.0, 2.0, 4.0, 0.5, 8.0, 0.0]
@@ -237,26 +220,3 @@ def test_weights_that_have_changed_are_drawn_by() -> None:
     after, expected = (sampler.sample_bulk(one, [torch.arange(20)], [PLACE])[0].edge_ids for one in (changed, fresh))
     assert before is not None and after is not None and expected is not None
     assert after.equal(expected) and not after.equal(before)
-
-
-@pytest.mark.parametrize("replace", [False, True])
-@pytest.mark.parametrize("seeds", [[], [0], [0, 1]])
-def test_all_neighbours_of_no_nodes_are_none_also_by_weight(seeds, replace):
-    graph = Graph.from_edge_index(torch.tensor([[0, 1], [1, 0]]), 2, {}, {"edge_weight": torch.ones(2)})
-    sampler = NeighborSampler([-1, -1, -1], replace=replace, weight="edge_weight")
-    sample = sampler.sample_bulk(graph, [torch.tensor(seeds, dtype=torch.int64)], [PLACE])[0]
-    assert sorted(sample.nodes.tolist()) == ([0, 1] if seeds else [])
-    assert sample.indices.numel() == sample.nodes.numel()
-
-
-def test_with_replacement_a_short_row_gives_as_many_edges_and_an_empty_one_none():
-    sample = NeighborSampler([9], replace=True).sample_bulk(star(2), [torch.tensor([0, 1])], [PLACE])[0]
-    assert sample.num_sampled_edges == [9]
-    assert sample.indptr.tolist() == [0, 9, 9]
-    assert sample.num_sampled_nodes[1] <= 1  # of nodes 1 and 2 the first is a seed
-
-
-def test_draws_differ_between_seeds_epochs_and_batches():
-    graph = star(1000)
-    drawn = {tuple(one(graph, [0], 10, place=BatchKey(*place)).nodes.tolist()) for place in np.ndindex(3, 3, 3)}
-    assert len(drawn) == 27

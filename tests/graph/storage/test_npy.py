@@ -12,11 +12,8 @@ from xxhash import xxh64
 from lightning_gnn_dist import Graph, RandomPartitioner
 from lightning_gnn_dist.graph.storage.npy import (
     NpyFile,
-    append,
     checksum_of,
-    save,
     save_for_good,
-    write_header,
 )
 from lightning_gnn_dist.partition.cache import cached_partition
 from tests.ranks import run_ranks
@@ -27,19 +24,6 @@ ARRAYS: list[Any] = [
     np.array([True, False]),
     np.zeros((0, 4)),
 ]
-
-
-@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}-{array.shape}")
-def test_pieces_make_the_file_of_the_whole(array: np.ndarray, tmp_path: Path) -> None:
-    np.save(tmp_path / "whole.npy", array)
-    file = tmp_path / "pieces.npy"
-    start = write_header(file, array.dtype, (0, *array.shape[1:]))
-    for piece in np.array_split(array, 3):
-        append(file, piece)
-    assert write_header(file, array.dtype, array.shape) == start  # known at last
-    save(tmp_path / "saved.npy", array)
-    for other in (file, tmp_path / "saved.npy"):
-        assert other.read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
 
 def test_headers_tell_and_numbers_are_read(tmp_path: Path) -> None:

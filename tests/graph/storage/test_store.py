@@ -48,12 +48,6 @@ def test_everything_comes_back(graph: lgd.Graph, saved: Path) -> None:
     check_equal(opened, graph)
 
 
-def test_a_graph_without_edges_comes_back(tmp_path: Path) -> None:
-    lgd.Graph.from_edge_index(torch.zeros(2, 0, dtype=torch.long), 3).save(tmp_path / "graph")
-    opened = lgd.Graph.open(str(tmp_path / "graph"))
-    assert (opened.num_nodes, opened.num_edges) == (3, 0)
-
-
 def test_writing_to_an_opened_graph_does_not_reach_the_file(graph: lgd.Graph, saved: Path) -> None:
     lgd.Graph.open(saved).node_arrays["x"].zero_()
     assert torch.equal(lgd.Graph.open(saved).node_arrays["x"], graph.node_arrays["x"])
@@ -206,12 +200,6 @@ def test_other_layouts_are_called_by_their_names(saved: Path, change: Callable[[
     np.save(file, change(x))
     with pytest.raises(ValueError, match=rf"x\.npy cannot be used \(.*{message}"):
         lgd.Graph.open(saved)
-
-
-def test_a_conjugate_is_saved_as_what_it_means(tmp_path: Path) -> None:
-    z = torch.tensor([1 + 2j, 3j])
-    lgd.Graph(torch.tensor([0, 1, 1]), torch.tensor([1]), {"z": z.conj()}).save(tmp_path / "graph")
-    assert lgd.Graph.open(tmp_path / "graph").node_arrays["z"].tolist() == [1 - 2j, -3j]
 
 
 def test_a_graph_that_was_changed_is_not_saved(tmp_path: Path) -> None:
@@ -375,14 +363,6 @@ def test_entries_of_another_type_are_refused(saved_whole: Path, tmp_path: Path, 
         path = damaged(saved_whole, tmp_path, "graph", "meta.json", written(json.dumps(meta).encode()))
         with pytest.raises(ValueError, match=r"meta\.json|saved in format version|is not the file|holds"):
             lgd.Graph.open(path)
-
-
-@pytest.mark.parametrize("name", ARRAYS)
-def test_an_array_of_another_graph_is_noticed(saved_whole: Path, tmp_path: Path, name: str) -> None:
-    other = (saved_whole / "other" / "graph" / f"{name}.npy").read_bytes()
-    path = damaged(saved_whole, tmp_path, "graph", f"{name}.npy", written(other))
-    with pytest.raises(ValueError, match=rf"{name}.npy (is not the file|is damaged|holds|is missing)"):
-        lgd.Graph.open(path)
 
 
 def test_features_of_another_graph_are_noticed_when_all_is_read(saved_whole: Path, tmp_path: Path) -> None:

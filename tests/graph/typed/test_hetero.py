@@ -68,7 +68,6 @@ def of_two_names(first: tuple[str, str, str], second: tuple[str, str, str]) -> H
 
 
 PAIR = torch.tensor([[0], [1]])
-NO_PAIR = torch.empty(2, 0, dtype=torch.int64)
 BAD: dict[str, tuple[Callable[[], HeteroData], dict[str, Any], str]] = {
     "no node count": (
         without("venue", "num_nodes"),
@@ -151,14 +150,6 @@ def test_what_cannot_be_right_is_refused(
     recwarn.clear()  # PyG's, of what it guesses
 
 
-def test_a_type_without_edges_and_one_without_arrays_are_right() -> None:
-    data = HeteroData()
-    data["a"].num_nodes, data["b"].num_nodes = 2, 1
-    data["a", "to", "b"].edge_index = NO_PAIR
-    graph = Graph.from_pyg(data)
-    assert graph.num_nodes == 3 and graph.num_edges == 0 and graph.to_pyg()["a", "to", "b"].edge_index.shape == (2, 0)
-
-
 def test_labels_that_are_missing_leave_the_masks() -> None:
     data = small()
     data["author"].y = torch.tensor([0.5, NAN, 1.0, 2.0, NAN, 0.0, 1.0])
@@ -221,16 +212,6 @@ def test_the_fingerprint_knows_types_and_their_masks() -> None:
     assert len({*prints}) == 3 and Graph.from_pyg(changed(x=torch.ones(7, 1))).fingerprint == prints[0]
 
 
-def test_one_edge_type_takes_no_number_per_edge(tmp_path: Path) -> None:
-    data = HeteroData()
-    data["a"].num_nodes = 3
-    data["a", "to", "a"].edge_index = torch.tensor([[0, 1, 1], [1, 2, 0]])
-    graph = Graph.from_pyg(data, edge_ids=True)
-    graph.save(tmp_path / "graph")
-    assert not (tmp_path / "graph" / "edge_type.npy").exists()
-    check_same(Graph.open(tmp_path / "graph").to_pyg(), data)
-
-
 def test_a_graph_without_types_is_saved_as_older_releases_read_it(tmp_path: Path) -> None:
     Graph.from_edge_index(torch.tensor([[0], [1]]), 2).save(tmp_path / "graph")
     meta = json.loads((tmp_path / "graph" / "meta.json").read_text())
@@ -281,12 +262,6 @@ def test_a_row_that_is_not_in_order_of_types_is_refused(graph: Graph) -> None:
     at[graph.indptr[row] : graph.indptr[row + 1]] = at[graph.indptr[row] : graph.indptr[row + 1]].flip(0)
     with pytest.raises(ValueError, match="or the row is not in order of types"):
         replace(types, edge_type=types.edge_type[at]).check_edges(graph.indptr, graph.indices[at])
-
-
-def test_a_changed_array_is_not_saved(graph: Graph, tmp_path: Path) -> None:
-    graph.types.node_arrays["paper"]["x"] = torch.ones(3)  # type: ignore[index]
-    with pytest.raises(ValueError, match=r"data\['paper'\]: x has shape \(3,\)"):
-        graph.save(tmp_path / "graph")
 
 
 def test_types_cost_less_than_a_third_of_the_edges(tmp_path: Path) -> None:
@@ -361,14 +336,6 @@ def test_splits_and_arrays_belong_to_a_type() -> None:
     assert types.edges_of(("paper", "in", "venue")).numel() == 0
     with pytest.raises(ValueError, match=r"No node type has a val_mask: set data\['paper'\].val_mask"):
         graph.split("val")
-
-
-def test_it_goes_back_to_pyg_and_through_pickle() -> None:
-    data = small()
-    graph = Graph.from_pyg(data, edge_ids=True, time="time")
-    for other in (graph, pickle.loads(pickle.dumps(graph))):
-        other.check_edges()
-        check_same(other.to_pyg(), data)
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 20])
