@@ -1,24 +1,16 @@
 """The harness that runs the ranks: results, failures, time limits, and nothing left behind."""
 
-import multiprocessing
 import os
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
-from tests import ranks
 from tests.ranks import RankError, run_ranks, start_ranks
-
-
-def surroundings(rank: int, world_size: int) -> tuple[str, str, str]:
-    return os.environ["OF_THE_TEST"], os.getcwd(), multiprocessing.get_start_method()
 
 
 def fail_on_one(rank: int, world_size: int) -> None:
@@ -30,10 +22,6 @@ def fail_in_a_round(rank: int, world_size: int) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=30))
     fail_on_one(rank, world_size)
     dist.barrier()
-
-
-def warn(rank: int, world_size: int, message: str) -> None:
-    warnings.warn(message, stacklevel=1)
 
 
 def fail_in_a_thread(rank: int, world_size: int) -> None:
@@ -48,15 +36,6 @@ def hang_on_one(rank: int, world_size: int) -> int:
     return rank
 
 
-def leave_a_thread(rank: int, world_size: int) -> None:
-    threading.Thread(target=time.sleep, args=(60,)).start()
-
-
-def sleep(rank: int, world_size: int, seconds: float) -> int:
-    time.sleep(seconds)
-    return rank
-
-
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -65,26 +44,11 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-def test_ranks_see_what_surrounds_the_caller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("OF_THE_TEST", "seen")
-    monkeypatch.chdir(tmp_path)
-    assert run_ranks(surroundings, 1) == [("seen", str(tmp_path), multiprocessing.get_start_method())]
-
-
 @pytest.mark.parametrize("function", [fail_on_one, fail_in_a_round])
 def test_an_exception_names_the_rank_that_raised_first(function: Callable[..., None]) -> None:
     with pytest.raises(RankError, match=r"^rank 1 of 2 failed:(.|\n)*KeyError: 'no such part'") as caught:
         run_ranks(function, 2)
     assert next(iter(caught.value.failures)) == 1
-
-
-def test_the_warning_filters_of_the_caller_hold_in_the_ranks() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(RankError, match="UserWarning: odd"):
-            run_ranks(warn, 1, "odd")
-        warnings.filterwarnings("ignore", "odd")
-        assert run_ranks(warn, 1, "odd") == [None]
 
 
 def test_an_exception_in_a_thread_is_a_failure() -> None:
@@ -104,12 +68,6 @@ def test_a_hanging_rank_is_named_with_its_stack_and_killed() -> None:
     assert not any(map(is_alive, pids))
 
 
-def test_a_rank_that_returns_but_does_not_leave_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "LEAVE_SECONDS", 0.5)
-    with pytest.raises(RankError, match="rank 0 of 1 returned, but did not leave"):
-        run_ranks(leave_a_thread, 1)
-
-
 def test_a_killed_rank_is_named_unless_it_may_die() -> None:
     with start_ranks(hang_on_one, 3) as running:
         os.kill(running.pids[1], signal.SIGKILL)
@@ -118,18 +76,3 @@ def test_a_killed_rank_is_named_unless_it_may_die() -> None:
         os.kill(running.pids[1], signal.SIGKILL)
         with pytest.raises(RankError, match="rank 1 of 2 died with exit code -9 before it returned"):
             running.results()
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt])
-def test_nothing_is_left_when_the_caller_fails(error: type[BaseException]) -> None:
-    pids: list[int] = []
-
-    def call() -> None:
-        with start_ranks(sleep, 2, 60.0) as running:
-            pids.extend(running.pids)
-            raise error
-
-    with pytest.raises(error):
-        call()
-    assert len(pids) == 2
-    assert not any(map(is_alive, pids))

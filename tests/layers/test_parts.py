@@ -126,10 +126,6 @@ def test_rows_of_a_type_that_ranks_cannot_name_are_refused():
         rows_of([lambda batch: batch.x[: batch.batch_size].to(torch.complex64)], torch.arange(90))
 
 
-def test_rows_of_whole_numbers():
-    assert rows_of([lambda batch: batch.n_id[: batch.batch_size] * 2], torch.arange(90)).equal(2 * torch.arange(90))
-
-
 @pytest.mark.parametrize(
     ("limit", "stat", "free"),
     [
@@ -175,14 +171,6 @@ def test_the_tightest_of_nested_groups_counts(group, limit, stat, tmp_path, monk
     monkeypatch.setattr(of_hosts, "_ROOT", tmp_path)
     monkeypatch.setattr(of_hosts, "_OWN", tmp_path / "own")
     assert free_bytes() == 4000
-
-
-@pytest.mark.parametrize("wanted", [LEAST_BYTES, LEAST_BYTES + 1, 20 << 20, 1 << 40, None])
-def test_a_budget_is_never_below_the_least(wanted, tmp_path, monkeypatch):
-    (tmp_path / "memory.max").write_text("1\n")
-    (tmp_path / "memory.stat").write_text("anon 0\n")
-    monkeypatch.setattr(of_hosts, "_groups", lambda: [(tmp_path, *of_hosts._GROUPS[""])])
-    assert budget(wanted, CPU, Host.here(3)) == LEAST_BYTES
 
 
 def test_ranks_of_a_host(monkeypatch):

@@ -18,7 +18,7 @@ import lightning_gnn_dist as lgd
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.layers.models import Judged, graph_of
-from tests.layers.test_sight import EXACT, C, F, Net, W, data_module, made, sparse_data
+from tests.layers.test_sight import C, F, Net, W, made, sparse_data
 from tests.ranks import run_ranks
 
 FARTHER = r"sees farther than num_hops=2: with one more hop, outputs of some seeds differ by up to .*%"
@@ -99,11 +99,6 @@ def test_a_model_that_sees_farther_is_told_so(model: Any) -> None:
     with pytest.warns(UserWarning, match=FARTHER):
         trainer(1).test(model().double(), data, verbose=False)
     assert data.exactness.probe.difference is None  # the next run looks anew
-
-
-@pytest.mark.parametrize("name", EXACT)
-def test_an_exact_evaluation_brings_no_message(name: str) -> None:
-    assert not messages(lambda: trainer(1).test(made(name), data_module(name), verbose=False))
 
 
 def test_a_prediction_is_told_of_and_one_in_a_batch_of_the_whole_graph_is_not() -> None:

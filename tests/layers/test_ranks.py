@@ -12,7 +12,7 @@ from torch import Tensor
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE, plain_ddp
+from tests.every_strategy import PATIENCE
 from tests.layers.models import MODELS, Ready, Sage, graph_of, model, uneven_data, whole_rows
 from tests.layers.test_lightning import DATA, VALIDATED, Average, Watch
 from tests.ranks import RankError, run_ranks
@@ -56,12 +56,6 @@ def check(cases: list[tuple[str, int]], of_ranks: list[Found]) -> None:
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_rows_are_those_of_the_whole_graph(world_size: int) -> None:
     check_models(world_size, [(name, 3) for name in OWN if world_size == 1 or name not in SLOW])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_rows_of_every_model(world_size: int) -> None:
-    check_models(world_size, [(name, num_layers) for name in OWN for num_layers in (2, 4)])
 
 
 def check_models(world_size: int, cases: list[tuple[str, int]]) -> None:
@@ -155,23 +149,6 @@ def unequal(rank: int, world_size: int) -> list[str]:
 
 def test_ranks_with_unequal_models_evaluate_each_its_own() -> None:
     assert run_ranks(unequal, 2) == [["SeedBatch", "SampledData", "SeedBatch"]] * 2
-
-
-def few_nodes(rank: int, world_size: int) -> None:
-    """DDP of Lightning itself, one node for each rank, twice."""
-    few = DATA.clone()
-    few.test_mask = torch.zeros_like(DATA.test_mask).index_fill(0, torch.tensor([3, 88]), True)
-    module, run = Sage(2).double(), trainer(world_size, plain_ddp(process_group_backend="gloo"))
-    for _ in range(2):
-        module.rows.clear()
-        run.test(module, data_of(few), verbose=False)
-        ((node, row),) = module.rows.items()
-        assert torch.allclose(row, whole_rows(module, DATA)[node], atol=1e-12)
-
-
-@pytest.mark.slow
-def test_few_nodes_under_plain_ddp() -> None:
-    run_ranks(few_nodes, 2)
 
 
 def never_asked(rank: int, world_size: int) -> list[str]:

@@ -4,11 +4,10 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.nn import (
     APPNP,
     ARMAConv,
@@ -61,46 +60,16 @@ def test_a_list_that_may_be_a_chain_brings_a_warning(name: str) -> None:
         check_depth(chain, 3, SAMPLER)
 
 
+def test_a_model_of_pyg_with_more_layers_than_hops_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"net \(GraphSAGE\) has num_layers=3, and NeighborSampler.* draws 2 hops"):
+        check_depth(nn.ModuleDict({"net": GraphSAGE(8, 8, 3, 4)}), 2, SAMPLER)
+
+
 @pytest.mark.parametrize("name", NO_CHAINS)
 def test_what_may_be_right_is_left_alone(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_depth(NO_CHAINS[name](), 2, SAMPLER)
-
-
-class Deep(pl.LightningModule):
-    def __init__(self, num_layers: int) -> None:
-        super().__init__()
-        self.net = GraphSAGE(8, 8, num_layers, 4)
-
-    def test_step(self, batch: Any) -> None:
-        outputs = self.net(batch.x, batch.edge_index)[: batch.batch_size]
-        error = nn.functional.cross_entropy(outputs, batch.y[: batch.batch_size])
-        self.log("error", error, batch_size=batch.batch_size)
-
-
-def judged(num_layers: int) -> tuple[float, float]:
-    """By batches, and by the whole graph at once."""
-    graph = lgd.communities(200, 4, num_features=8, seed=1)
-    options: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = pl.Trainer(accelerator="cpu", devices=1, enable_checkpointing=False, **options)
-    module, data = (
-        Deep(num_layers),
-        lgd.PartitionedDataModule(graph, sampler=SAMPLER, batch_size=5, loading=lgd.Loading(num_threads=0)),
-    )
-    ((figures),) = trainer.test(module, data, verbose=False)
-    receivers = torch.repeat_interleave(torch.arange(200), graph.indptr.diff())
-    edges = torch.stack([graph.indices.long(), receivers])
-    with torch.no_grad():
-        outputs = module.net(graph.node_arrays["x"], edges)[graph.split("test")]
-    return figures["error"], float(nn.functional.cross_entropy(outputs, graph.node_arrays["y"][graph.split("test")]))
-
-
-def test_as_many_layers_as_hops_are_judged_exactly_and_more_are_refused() -> None:
-    of_batches, of_graph = judged(2)
-    assert of_batches == pytest.approx(of_graph, rel=1e-5)
-    with pytest.raises(ValueError, match=r"net \(GraphSAGE\) has num_layers=3, and NeighborSampler.* draws 2 hops"):
-        judged(3)
 
 
 NUM_NODES, WIDTH = 300, 5
@@ -207,10 +176,11 @@ def check(name: str, rows: dict[int, Tensor]) -> None:
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_rows_are_those_of_the_whole_graph(name: str) -> None:
+def test_rows_are_those_of_the_whole_graph_and_bring_no_message(name: str, recwarn: pytest.WarningsRecorder) -> None:
     module = made(name)
     trainer(1).test(module, data_module(name), verbose=False)
     check(name, module.rows)
+    assert not [each for each in recwarn if "sees farther" in str(each.message)]
 
 
 def test_predictions_are_those_of_the_whole_graph() -> None:
@@ -235,35 +205,6 @@ def check_ranks(cases: list[tuple[str, str | None]]) -> None:
     for of_rank in run_ranks(evaluate, 2, cases):
         for (name, _), rows in zip(cases, of_rank, strict=True):
             check(name, rows)
-
-
-def test_rows_of_a_typed_graph() -> None:
-    class Typed(Judged):
-        def __init__(self) -> None:
-            super().__init__()
-            kinds = {("node", "to", "node"): GCNConv(F, W)}, {("node", "to", "node"): GCNConv(W, C)}
-            self.convs = nn.ModuleList(HeteroConv(kind) for kind in kinds)
-
-        def test_step(self, batch: Any) -> None:
-            x = batch.x_dict
-            for conv in self.convs:
-                x = conv(x, batch.edge_index_dict)
-            self.rows |= dict(zip(batch.n_id.tolist(), x["node"][: batch.batch_size].detach(), strict=False))
-
-    torch.manual_seed(1)
-    module, plain, data = Typed().double(), sparse_data(), HeteroData()
-    data["node"].x, data["node"].y, data["node", "to", "node"].edge_index = plain.x, plain.y, plain.edge_index
-    for mask in ("train_mask", "val_mask", "test_mask"):
-        data["node"][mask] = plain[mask]
-    batches = lgd.PartitionedDataModule(
-        data, sampler=lgd.NeighborSampler([3, 3]), batch_size=5, evaluation=lgd.Evaluation(batch_size=5)
-    )
-    trainer(1).test(module, batches, verbose=False)
-    with torch.no_grad():
-        first, last = (conv.convs[("node", "to", "node")] for conv in module.convs)
-        expected = last(first(plain.x, plain.edge_index), plain.edge_index)
-    assert len(module.rows) == 40
-    assert all(torch.allclose(row, expected[node], rtol=0, atol=1e-12) for node, row in module.rows.items())
 
 
 class Odd(ByHand):

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional
 from torch_geometric.data import Data
 from torch_geometric.nn import APPNP, GATConv, GCNConv, GraphConv, JumpingKnowledge, SAGEConv
 from torch_geometric.transforms import GCNNorm
@@ -217,14 +216,3 @@ def test_what_cannot_be_computed_is_refused() -> None:
         lgd.through_layers(normalising, batch_of(lgd.NeighborSampler([2])))
     with pytest.raises(TypeError, match="batch must be a batch of a loader"):
         lgd.through_layers(ByLayers(), DATA.x)  # type: ignore[arg-type]
-
-
-def test_dropout_follows_the_module() -> None:
-    class Dropped(ByLayers):
-        def layers(self) -> Sequence[Callable[[Any], Tensor]]:
-            return [lambda batch: functional.dropout(batch.x, 0.5, self.training), super().layers()[1]]
-
-    model, batch = Dropped(), batch_of(lgd.NeighborSampler([3, 4]))
-    model.convs[1] = SAGEConv(6, 3).double()
-    assert not model(batch).equal(model(batch))
-    assert model.eval()(batch).equal(model(batch))

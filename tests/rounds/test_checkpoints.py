@@ -201,27 +201,3 @@ def test_means_of_each_epoch_are_those_of_log_dict(kind: type[Numbers]) -> None:
     assert ended == as_expected
     assert ended["round/a"] == pytest.approx((5 / 3 + 6 / 3) / 2)
     assert ended["late"] == 11 and ended["whole"] == 2.5
-
-
-def test_a_name_is_logged_the_long_way_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    logged: list[str] = []
-    log = pl.LightningModule.log
-
-    def counted(module: pl.LightningModule, name: str, *args: Any, **options: Any) -> None:
-        logged.append(name)
-        log(module, name, *args, **options)
-
-    monkeypatch.setattr(pl.LightningModule, "log", counted)
-    heard(Numbers(True))
-    assert logged and max(map(logged.count, logged)) == 1
-
-
-def test_what_is_kept_of_a_name_is_what_log_dict_keeps() -> None:
-    kept = []
-    for faster in (True, False):
-        module = Numbers(faster)
-        heard(module)
-        metas = {key: metric.meta for key, metric in module.trainer.fit_loop.epoch_loop._results.items()}
-        syncs = {key: (meta.sync.should, meta.sync.rank_zero_only, meta.sync.op) for key, meta in metas.items()}
-        kept.append({key: vars(meta) | {"_sync": syncs[key]} for key, meta in metas.items()})
-    assert kept[0] == kept[1] and len(kept[0]) == 5

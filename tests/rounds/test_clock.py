@@ -26,14 +26,6 @@ def test_a_length_is_not_that_of_a_rounding_error() -> None:
     assert EverySteps(10, growth=1.2, limit=100).local_steps(2) == 15
 
 
-def test_equal_rounds() -> None:
-    assert [length(EverySteps(5), r) for r in (0, 1, 1000)] == [5, 5, 5]
-
-
-def test_passes() -> None:
-    assert length(EveryPass(), 3) == 7 and length(EveryPass(3), 0) == 21
-
-
 def test_seconds() -> None:
     clock = EverySeconds(2)
     assert [clock.is_over(RoundProgress(0, 5, 7, seconds)) for seconds in (0.0, 1.9, 2.0, 3.0)] == [False] * 2 + [

@@ -12,37 +12,11 @@ from torch.nn import functional
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.rounds.correction_gradients import loss_of, mean_gradient, without_noise
-from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.graph_fitting import data_module, fit, model
-
-
-def sliced_gradient(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor]]:
-    found: list[list[Tensor]] = []
-
-    class Watch(lgd.LLCGStrategy):
-        def end_round(self) -> None:
-            super().end_round()  # from here on all ranks stand at the same weights
-            sampled = self._module().trainer.datamodule  # type: ignore[attr-defined]
-            for sliced in (True, False):
-                gradient, seeds = mean_gradient(self.meeting.fit, [next(sampled.correction_batches(0, sliced=sliced))])
-                if sliced:
-                    collectives.average_(gradient, seeds)
-                found.append(gradient)
-
-    data = data_module(
-        global_batching=lgd.GlobalBatching(batch_size=31, sampler=lgd.GlobalBatching.as_published().sampler)
-    )
-    fit(Watch.as_published(lgd.EverySteps(1), correction=None, **PATIENCE), model(), data, world_size, max_epochs=1)
-    return found[0], found[1]
-
-
-def test_the_sliced_gradient_is_the_whole_batchs_to_1e_6() -> None:
-    for sliced, whole in run_ranks(sliced_gradient, 3):
-        assert max(float((left - right).abs().max()) for left, right in zip(sliced, whole, strict=True)) < 1e-6
 
 
 def spectral(make: Any) -> torch.nn.Module:

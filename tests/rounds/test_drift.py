@@ -15,7 +15,7 @@ from lightning_gnn_dist.rounds.drift import DriftCorrection
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.sage import SAGE
-from tests.strategies.fitting import State, differs, state_of
+from tests.strategies.fitting import State, state_of
 from tests.strategies.graph_fitting import data_module, fit, model, small_graph
 
 
@@ -205,21 +205,6 @@ def test_rounds_with_drift_are_those_by_hand(world_size: int, residency: Any) ->
     state, parts = run_ranks(in_rounds, world_size, residency)[0]
     expected = by_hand(parts)
     assert max(float((state[name] - expected[name]).abs().max()) for name in state) < 1e-13
-
-
-def one_rank_drift(rank: int, world_size: int) -> tuple[State, State]:
-    states = []
-    for options in ({}, {"drift": lgd.Drift("ranks", decay=1.0)}):
-        module = model(dropout=0.3)
-        torch.manual_seed(0)
-        fit(lgd.LocalSGDStrategy(lgd.EverySteps(4), **PATIENCE, **options), module, data_module(), world_size)
-        states.append(state_of(module))
-    return states[0], states[1]
-
-
-def test_alone_there_is_no_drift_to_correct() -> None:
-    plain, drift = run_ranks(one_rank_drift, 1)[0]
-    assert differs(plain, drift) == 0.0
 
 
 class Functional(SAGE):

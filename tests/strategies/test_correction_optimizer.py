@@ -47,15 +47,6 @@ def test_the_local_optimizer_is_left_alone(make: Make, mode: Any) -> None:
             assert torch.equal(torch.as_tensor(left["state"][number][name]), torch.as_tensor(value))
 
 
-def test_a_function_makes_an_optimizer_that_persists() -> None:
-    ours, expected = weights(), weights()
-    correct(beside([torch.optim.SGD(ours, lr=0.1)], ADAM), ours, range(3))
-    by_hand = ADAM(expected)
-    for step in range(6):
-        step_by_hand(by_hand, expected, step)
-    assert equal(ours, expected)
-
-
 def averaged(rank: int, world_size: int) -> tuple[list[Tensor], Any, Any]:
     join(rank, world_size)
     ours = weights()
@@ -242,23 +233,6 @@ def test_a_restored_one_goes_on_to_the_bit(mode: Any, make: Make) -> None:
     assert equal(ours, resumed)
 
 
-def test_after_unfreezing_a_functions_state_is_restored() -> None:
-    ours = weights()
-    local = ADAM(ours[1:])
-    own = beside([local], ADAM)
-    correct(own, ours[1:], range(2))
-    local.add_param_group({"params": ours[:1]})
-    correct(own, ours, range(2, 3))
-    resumed = [nn.Parameter(parameter.detach().clone()) for parameter in ours]
-    local_again = ADAM(resumed[1:])
-    local_again.add_param_group({"params": resumed[:1]})
-    again = beside([local_again], ADAM)
-    again.restore(through_a_file(own.state()), resumed)
-    correct(own, ours, range(3, 5))
-    correct(again, resumed, range(3, 5))
-    assert equal(ours, resumed)
-
-
 def test_the_state_is_a_copy_of_plain_things() -> None:
     ours = weights()
     local = ADAM(ours)
@@ -270,13 +244,6 @@ def test_the_state_is_a_copy_of_plain_things() -> None:
     correct(own, ours, range(1, 2))
     assert torch.equal(state["optimizers"][0]["state"][0]["exp_avg"], before["optimizers"][0]["state"][0]["exp_avg"])
     assert type(state["optimizers"][0]["param_groups"][0]["lr"]) is float
-
-
-def test_one_that_starts_anew_saves_only_its_name() -> None:
-    ours = weights()
-    own = beside([ADAM(ours)], "averaged")
-    correct(own, ours, range(1))
-    assert own.state() == {"mode": "averaged", "optimizers": []}
 
 
 def test_a_checkpoint_before_the_first_correction_holds_nothing() -> None:

@@ -1,12 +1,11 @@
 """`trainer.estimated_stepping_batches` is the number of steps that a rank takes: schedules by steps come out right."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import Tensor, nn
 
 from lightning_gnn_dist import EveryPass, EverySeconds, EverySteps, LocalSGDStrategy, TMAStrategy
@@ -109,25 +108,6 @@ def test_a_cycle_of_rates_fits_and_optimizers_are_not_added_up() -> None:
         reference.step()
         schedule.step()
     assert run_ranks(cycle, 2) == [(pytest.approx(rates), 12, 12)] * 2
-
-
-def stop_and_resume(rank: int, world_size: int, folder: Path) -> tuple[int, list[float], bool]:
-    clock = EveryPass()
-    whole, first, second = Scheduled(), Scheduled(), Scheduled()
-    fit(rank, LocalSGDStrategy(clock, **PATIENCE), whole, devices=world_size)
-    save = ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
-    options: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [save]}
-    fit(rank, LocalSGDStrategy(clock, **PATIENCE), first, devices=world_size, **options)
-    path = str(folder / "epoch=0.ckpt")
-    fit(rank, LocalSGDStrategy(clock, **PATIENCE), second, devices=world_size, ckpt_path=path, **options)
-    same = all(torch.equal(a, b) for a, b in zip(whole.parameters(), second.parameters(), strict=True))
-    return second.total, second.rates, same
-
-
-@pytest.mark.slow
-def test_a_resumed_run_goes_on_with_the_schedule_of_the_whole(tmp_path: Path) -> None:
-    rates = [pytest.approx(0.1 * (1 - step / 18)) for step in range(BATCHES, 18)]
-    assert run_ranks(stop_and_resume, 2, tmp_path) == [(18, rates, True)] * 2
 
 
 class Own:

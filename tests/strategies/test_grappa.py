@@ -237,9 +237,6 @@ def test_an_epoch_sends_gradients_five_numbers_a_step_and_three_at_its_end() -> 
         assert measured == expected
 
 
-# What is refused.
-
-
 def test_backends_of_several_devices_are_known() -> None:
     assert lgd.GrappaStrategy(launch=lgd.Launch(backend="cpu:gloo"))._process_group_backend == "cpu:gloo"
 

@@ -39,26 +39,6 @@ def test_a_rank_with_few_seeds_fills_up_with_steps_that_count_for_nothing() -> N
     assert per_epoch == graph().split("train").tolist()
 
 
-def filled_up(rank: int, world_size: int) -> list[State]:
-    """Passes of three batches, and of five that both ranks fill up."""
-    source, states = graph(), []
-    seeds = source.split("train")
-    source.node_arrays["train_mask"] = torch.zeros(600, dtype=torch.bool).index_fill_(0, seeds[:6], True)
-    sides = lgd.Partition(torch.zeros(600, dtype=torch.int32).index_fill_(0, seeds[:3], 1), 2)
-    for num_batches in (3, 5):
-        data = data_of(source, partitioner=sides, batch_size=1)
-        data._task.num_batches = lambda count=num_batches: count  # type: ignore[method-assign,misc]
-        module = Model(weighs_nodes=False)
-        trainer_of(world_size, grappa()).fit(module, data)
-        states.append(state_of(module))
-    return states
-
-
-def test_a_batch_that_all_ranks_fill_up_with_counts_for_nothing() -> None:
-    for plain, filled in run_ranks(filled_up, 2):
-        assert differs(plain, filled) == 0.0
-
-
 class Logs(Model):
     """Logs its loss as docs/evaluation.md says, and remembers what it has logged."""
 

@@ -12,9 +12,9 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
-from lightning_gnn_dist import EveryPass, EverySteps, NeighborSampler
+from lightning_gnn_dist import EverySteps, NeighborSampler
 from tests.ranks import RankError, run_ranks
-from tests.strategies.fitting import Net, batches, fit, local_sgd
+from tests.strategies.fitting import Net, fit, local_sgd
 from tests.strategies.weighted_fitting import Model, data_of, grappa, trainer_of
 
 STEPS = 4  # of an epoch
@@ -134,24 +134,18 @@ def test_what_one_rank_does_alone_ends_all_with_its_reason(tmp_path: Path, how: 
         run_ranks(left, 2, how, [1], str(tmp_path), grace=1)  # a hang ends with another message
 
 
-def stop_alone(rank: int, world_size: int, where: str) -> tuple[int, int]:
+def stop_alone(rank: int, world_size: int) -> tuple[int, int]:
     class StopHere(Net):
-        def training_step(self, batch: list[Tensor]) -> Tensor:
-            if where == "step" and rank == 1 and self.global_step == 5:
-                self.trainer.should_stop = True
-            return super().training_step(batch)
-
         def on_train_batch_end(self, *args: Any) -> None:
-            if where == "hook" and rank == 1 and self.global_step == 5:
+            if rank == 1 and self.global_step == 5:
                 self.trainer.should_stop = True
 
     trainer = fit(rank, local_sgd(EverySteps(4)), StopHere(), devices=world_size, max_epochs=9, validate=True)
     return trainer.current_epoch, trainer.global_step
 
 
-@pytest.mark.parametrize("where", ["step", "hook"])
-def test_one_rank_that_stops_in_mid_round_stops_all_at_its_end(where: str) -> None:
-    assert run_ranks(stop_alone, 2, where) == [(2, 8), (2, 8)]
+def test_one_rank_that_stops_in_mid_round_stops_all_at_its_end() -> None:
+    assert run_ranks(stop_alone, 2) == [(2, 8), (2, 8)]
 
 
 def stop_early(rank: int, world_size: int) -> int:
@@ -204,26 +198,6 @@ def test_sigterm_after_the_last_vote_ends_all_after_the_fit(strategy: Any) -> No
     assert run_ranks(preempted_at_the_end, 2, strategy) == [128 + signal.SIGTERM] * 2
 
 
-def fit_twice_then_test(rank: int, world_size: int) -> tuple[int, list[float]]:
-    class Tested(Net):
-        def test_step(self, batch: list[Tensor]) -> None:
-            self.log("test_loss", self.training_step(batch), sync_dist=True, batch_size=5)
-
-    module, strategy = Tested(), local_sgd(EverySteps(3))
-    trainer = fit(rank, strategy, module, devices=world_size)
-    trainer.fit_loop.max_epochs = 5
-    trainer.fit(module, batches(rank))
-    companions = [callback for callback in trainer.callbacks if type(callback).__name__ == "MeetingCallback"]  # type: ignore[attr-defined]
-    assert len(companions) == 1
-    loss = trainer.test(module, batches(rank), verbose=False)[0]["test_loss"]
-    return trainer.global_step, [loss]
-
-
-def test_one_trainer_fits_twice_and_tests() -> None:
-    first, second = run_ranks(fit_twice_then_test, 2)
-    assert first == second and first[0] == 15
-
-
 def skipped_epoch(rank: int, world_size: int) -> None:
     class Skip(Net):
         def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
@@ -235,22 +209,3 @@ def skipped_epoch(rank: int, world_size: int) -> None:
 def test_an_epoch_that_is_left_without_a_meeting_is_an_error() -> None:
     with pytest.raises(RankError, match="ended without a meeting"):
         run_ranks(skipped_epoch, 2, grace=1)
-
-
-def handlers(rank: int, world_size: int) -> bool:
-    trainer = fit(rank, local_sgd(), Net(), devices=world_size)
-    loop = trainer.fit_loop.epoch_loop
-    return "_sigterm_notifier_fn" in vars(trainer._signal_connector) or "_broadcast_sigterm_tensor" in vars(loop)
-
-
-def test_after_a_fit_sigterm_is_lightnings_again() -> None:
-    assert run_ranks(handlers, 2) == [False, False]
-
-
-def passes(rank: int, world_size: int, clock: Any, accumulate: int) -> int:
-    return fit(rank, local_sgd(clock), Net(), devices=world_size, accumulate_grad_batches=accumulate).global_step
-
-
-def test_a_pass_is_one_walk_over_the_loader() -> None:
-    assert run_ranks(passes, 2, None, 1) == [18, 18]
-    assert run_ranks(passes, 2, EveryPass(2), 4) == [3 * 2 * 2] * 2

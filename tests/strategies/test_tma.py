@@ -85,11 +85,6 @@ def test_ranks_of_unequal_speed_all_work_all_the_time() -> None:
     assert [steps for _, _, steps in results] == [3 * 64] * 3
 
 
-def test_a_step_longer_than_the_round_ends_it() -> None:
-    for lengths, _, _ in run_ranks(run_at_own_speed, 2, 0.05, (0.12, 0.12)):
-        assert [each.steps for each in lengths[1:]] == [1, 1]
-
-
 # Unequal steps, the same in every run.
 
 
@@ -108,23 +103,6 @@ def test_replicas_are_equal_after_unequal_steps(accumulate: int) -> None:
         assert differs(states[0], states[1]) == differs(states[0], states[2]) == 0.0
     for _, global_step, counts in results:
         assert global_step == 7 + 8 + 9 and counts == [9 * accumulate, 4 * accumulate, 6 * accumulate]
-
-
-def manual(rank: int, world_size: int) -> int:
-    class Manual(Net):
-        automatic_optimization = False
-
-        def training_step(self, batch: list[Tensor]) -> None:  # type: ignore[override]
-            optimizer = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch))
-            optimizer.step()
-
-    return fit(rank, tma(unequal(rank)), Manual(), devices=world_size).global_step
-
-
-def test_manual_optimisation_agrees_on_the_step_too() -> None:
-    assert run_ranks(manual, 2) == [24, 24]
 
 
 def weighted(rank: int, world_size: int, options: dict[str, Any]) -> tuple[State, State]:
@@ -215,14 +193,6 @@ def test_schedules_go_by_rounds() -> None:
     assert run_ranks(scheduled, 2, "epoch") == [[0.001], [0.001]]
     with pytest.raises(RankError, match=r'would give every rank another learning rate.*"interval": "epoch"'):
         run_ranks(scheduled, 2, "step")
-
-
-def dry_run(rank: int, world_size: int) -> int:
-    return fit(rank, tma(EverySeconds(60)), Net(), devices=world_size, validate=True, fast_dev_run=2).global_step
-
-
-def test_fast_dev_run_runs() -> None:
-    assert run_ranks(dry_run, 2) == [2, 2]
 
 
 # Nothing in between.
