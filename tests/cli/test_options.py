@@ -265,12 +265,6 @@ def test_what_is_wrong_in_a_value_is_said_in_one_line_with_its_path(
     assert "usage:" not in before and before.endswith("--help")
 
 
-def test_an_argument_of_a_value_is_told_where_it_stands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        start({"bulk_size": 1}, tmp_path)
-    assert "There is no 'bulk_size': write 'loading.bulk_size" in capsys.readouterr().err.splitlines()[-1]
-
-
 # What this package refuses in a test or a prediction is told in one line; all other errors keep their traceback.
 
 

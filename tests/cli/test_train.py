@@ -71,18 +71,6 @@ def check_config(name: str, tmp_path: Path, metric: str = "accuracy") -> None:
     assert len(logged(run, "report/training_seconds")) == 1  # the command line adds RunReport
 
 
-def without_report(rank: int, world_size: int, folder: str) -> None:
-    save = [*SMALL, f"--trainer.logger.init_args.save_dir={folder}", "--trainer.max_epochs=1"]
-    command(rank, world_size, "fit", "--config=configs/ddp.yaml", "--report=false", *save)
-
-
-@pytest.mark.slow
-def test_a_fit_may_do_without_its_report(tmp_path: Path) -> None:
-    run_ranks(without_report, 2, str(tmp_path))
-    (metrics,) = tmp_path.rglob("metrics.csv")
-    assert "accuracy" in metrics.read_text() and "report/" not in metrics.read_text()
-
-
 def test_every_strategy_of_the_package_has_a_config() -> None:
     text = "".join((EXAMPLES / "configs" / name).read_text() for name in CONFIGS)
     assert all(strategy in text for strategy in ("LocalSGDStrategy", "LLCGStrategy", "TMAStrategy", "GrappaStrategy"))

@@ -67,16 +67,6 @@ def test_ddp_takes_it_too_and_lightning_injects_no_sampler() -> None:
     assert one[0][0].tolist() != one[1][0].tolist()
 
 
-def test_one_process_without_a_strategy_trains_on_the_whole_graph() -> None:
-    graph = small_graph()
-    module, data = model(), lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([4, 4]), batch_size=20)
-    trainer(1).fit(module, data)
-    first, second = torch.cat(module.trained[:5]), torch.cat(module.trained[5:])
-    assert len(module.trained) == 10
-    assert sorted(first.tolist()) == sorted(second.tolist()) == graph.split("train").tolist()
-    assert first.tolist() != second.tolist()
-
-
 @pytest.mark.parametrize("form", ["float16", "bfloat16", "int8"])
 def test_narrow_features_on_disk_train_as_float32(tmp_path: Path, form: str) -> None:
     graph = small_graph()
@@ -107,28 +97,6 @@ def test_overfitting_shows_the_same_batches_in_every_epoch() -> None:
 
 
 # Baselines.
-
-
-def scopes(rank: int, world_size: int) -> list[tuple[list[int], set[int], int]]:
-    found = []
-    for boundary in (lgd.Isolated(), lgd.Fetch()):
-        data = lgd.PartitionedDataModule(
-            small_graph(), sampler=lgd.NeighborSampler([-1, -1]), batch_size=7, boundary=boundary
-        )
-        module = model()
-        trainer(world_size, plain_ddp(), max_epochs=1).fit(module, data)
-        batches = list(data.train_dataloader())
-        everyone = {int(node) for batch in batches for node in batch.n_id}
-        found.append((torch.cat(module.trained).tolist(), everyone, sum(batch.num_edges for batch in batches)))
-    return found
-
-
-def test_training_on_the_graph_sees_neighbours_across_the_cut() -> None:
-    results = run_ranks(scopes, 2)
-    for (mine, near, few), (seeds, far, many) in results:
-        assert sorted(mine) == sorted(seeds)
-        assert near < far and few < many
-    assert sorted(results[0][0][0] + results[1][0][0]) == small_graph().split("train").tolist()
 
 
 def test_extra_nodes_send_but_are_not_learned_from() -> None:
@@ -213,9 +181,6 @@ def test_it_can_be_printed_while_loaders_are_open() -> None:
     data = lgd.PartitionedDataModule(small_graph())
     data.train_dataloader()
     assert "num_nodes=600" in str(data) and "MetisPartitioner" in repr(data)
-
-
-# What ranks hold and are judged by: evaluation is exact, parts change, and parts of no use are refused.
 
 
 # Evaluation.
@@ -338,11 +303,6 @@ def test_a_deal_without_training_nodes_is_refused_before_the_run(options: dict[s
         run_ranks(redealt, 2, options)
     assert set(error.value.failures) == {0, 1}
     assert "setup" in str(error.value)
-
-
-@pytest.mark.slow
-def test_a_run_that_ends_before_such_a_deal_is_not_refused() -> None:
-    assert run_ranks(redealt, 2, {"max_epochs": -1, "max_steps": 60}) == [60, 60]
 
 
 def test_a_partition_of_something_else_is_refused() -> None:

@@ -107,11 +107,6 @@ def test_ranks_take_the_seed_of_rank_0() -> None:
     assert run_ranks(fit_of, 2, None) == [(4, None), (4, None)]
 
 
-def test_ranks_with_other_seeds_are_refused() -> None:
-    for _, error in run_ranks(fit_of, 2, [1, 7]):
-        assert error == "All ranks need the same seed, and theirs are [1, 7]: give the same to each."
-
-
 def fit_of(rank: int, world_size: int, given: list[int] | None) -> tuple[int, str | None]:
     warnings.filterwarnings("ignore", "You defined a `validation_step`")
     pl.seed_everything(4 + rank, verbose=False)
@@ -200,11 +195,6 @@ def test_weights_that_weigh_nothing_are_refused(coverage: Any, message: str) -> 
     batch = Data(batch_size=3, coverage=coverage, num_nodes=3)
     with pytest.raises((ValueError, TypeError), match=message):
         lgd.coverage_mean(torch.ones(3), batch)
-
-
-def test_a_rank_without_nodes_of_its_own_has_weights_all_the_same() -> None:
-    graph = lgd.communities(300, 3, num_features=4, seed=1)
-    assert lgd.Coverage().weights(graph.induced(torch.arange(9)), graph.degrees()[:9], slice(0)).isfinite().all()
 
 
 # A data module may be pickled and copied, before and after a fit: the copy is one at rest, with the same batches.

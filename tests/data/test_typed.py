@@ -36,22 +36,6 @@ def data_of(graph: lgd.Graph, **options: Any) -> lgd.PartitionedDataModule:
     return lgd.PartitionedDataModule(graph, **({"sampler": lgd.NeighborSampler([4, 3]), "batch_size": 32} | options))
 
 
-@pytest.mark.slow
-def test_it_learns_and_is_judged_on_the_whole_graph(tmp_path: Path) -> None:
-    typed_graph_of_papers().save(tmp_path / "graph")
-    graph = lgd.Graph.open(tmp_path / "graph")
-    module, data = module_of(graph), lgd.PartitionedDataModule(tmp_path / "graph", batch_size=32)
-    fit = trainer(1, max_epochs=6)
-    fit.fit(module, data)
-    fit.test(module, data, verbose=False)
-    papers = graph.types.node_arrays["paper"]
-    is_right = (whole_rows(module, graph).argmax(1) == papers["y"])[papers["test_mask"]]
-    assert float(fit.callback_metrics["test_acc"]) == pytest.approx(float(is_right.float().mean()), abs=1e-6)
-    assert float(is_right.float().mean()) > 0.8
-    rows = torch.cat(fit.predict(module, data))  # type: ignore[arg-type]
-    torch.testing.assert_close(rows, whole_rows(module, graph), rtol=0, atol=1e-5)
-
-
 def test_predictions_are_of_the_seeds_type(tmp_path: Path) -> None:
     graph = typed_graph_of_papers()
     module = module_of(graph)
@@ -202,13 +186,6 @@ def test_what_does_not_take_types_is_refused(case: str) -> None:
     make, options, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         lgd.PartitionedDataModule(make(), **options)
-
-
-def test_bad_labels_are_refused() -> None:
-    graph = lgd.Graph.from_pyg(small())
-    graph.types.node_arrays["paper"]["y"][4] = -3
-    with pytest.raises(ValueError, match=r"y of node 4 is -3, and classes are counted from 0 .* but train_mask marks"):
-        next(iter(lgd.PartitionedDataModule(graph).train_dataloader()))
 
 
 def test_bad_values_are_refused_before_the_first_step() -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.partition import kaminpar
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
@@ -224,15 +223,6 @@ def test_each_part_has_a_training_node_where_no_type_has_enough() -> None:
     graph = lgd.Graph.from_pyg(data)
     report = lgd.MetisPartitioner(balance="train")(graph, 6, seed=0).report(graph)
     assert report.train_nodes is not None and report.train_nodes.tolist() == [1] * 6
-
-
-def test_inspect_tells_partitions_of_types(
-    data: HeteroData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    lgd.Graph.from_pyg(data).save(tmp_path / "graph")
-    main(["inspect", str(tmp_path / "graph"), "--parts", "3", "--balance", "train"])
-    said = capsys.readouterr().out
-    assert "of paper  of author  of venue" in said and "3 parts: " in said
 
 
 # The numbers of a report, against counting edge by edge.

@@ -1,10 +1,8 @@
 """Preparing in pieces: the graph that memory would give, after kills and full disks too, or no graph at all."""
 
-import json
 import os
 import resource
 import tracemalloc
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,18 +87,6 @@ def test_edges_carry_their_arrays(source: Path, tmp_path: Path, undirected: bool
     interrupted(source, tmp_path / "graph", "sorting edges", undirected=undirected, memory_bytes=2 * SMALL)
     prepare_graph(source, tmp_path / "graph", undirected=undirected, memory_bytes=2 * SMALL)
     assert content(tmp_path / "graph") == expected
-
-
-def test_it_is_the_graph_of_pyg(to_pyg: Callable[..., Data], tmp_path: Path) -> None:
-    data = to_pyg("cora.npz", split=0)
-    Graph.from_pyg(data).save(tmp_path / "expected")
-    (tmp_path / "source").mkdir()
-    for name, tensor in data.to_dict().items():
-        np.save(tmp_path / "source" / f"{name}.npy", tensor)
-    prepare_graph(tmp_path / "source", tmp_path / "graph", memory_bytes=10_000)
-    expected, found = content(tmp_path / "expected"), content(tmp_path / "graph")
-    metas = [json.loads(files.pop("meta.json")) for files in (expected, found)]
-    assert found == expected and metas[0] == metas[1]
 
 
 def peak_bytes(source: Path, out: Path, memory_bytes: int) -> int:
@@ -298,18 +284,6 @@ def test_what_a_graph_must_not_hold_is_refused(source: Path, tmp_path: Path) -> 
     np.save(source / "blocks.npy", np.ones((NUM_NODES, 2)))
     with pytest.raises(ValueError, match="names that batches use themselves"):
         prepare_graph(source, tmp_path / "fourth")
-
-
-def test_a_node_with_too_many_edges_for_the_memory_is_named(source: Path, tmp_path: Path) -> None:
-    edges = np.zeros((2, 400), np.int64)
-    edges[1] = 5
-    np.save(source / "edge_index.npy", edges)
-    with pytest.raises(ValueError, match="Node 5 has 400 edges, which take 6,400 bytes"):
-        prepare_graph(source, tmp_path / "graph", memory_bytes=TINY)
-    told: list[str] = []
-    prepare_graph(source, tmp_path / "graph", memory_bytes=SMALL, on_progress=lambda stage, share: told.append(stage))
-    assert told[0] == "dealing edges into buckets"  # what came before was not done again
-    assert content(tmp_path / "graph") == from_memory(source, tmp_path / "expected", undirected=False)
 
 
 def test_a_graph_without_edges(source: Path, tmp_path: Path) -> None:

@@ -149,16 +149,3 @@ def test_what_cannot_be_right_is_refused(
     with pytest.raises(ValueError, match=message):
         prepare_graph(source, folder.parent / "graph", **options)
     assert not (folder.parent / "graph").exists()
-
-
-def test_a_type_without_edges_is_right(tmp_path: Path) -> None:
-    data = HeteroData()
-    data["a"].num_nodes = 2
-    for place, name, array in (
-        ("nodes/a", "num_nodes", 2),
-        ("edges/a__to__a", "edge_index", np.empty((2, 0), np.int64)),
-    ):
-        (tmp_path / "arrays" / place).mkdir(parents=True)
-        np.save(tmp_path / "arrays" / place / name, array)
-    prepare_graph(tmp_path / "arrays", tmp_path / "graph")
-    check_equal(Graph.open(tmp_path / "graph"), in_memory(tmp_path / "arrays", None))

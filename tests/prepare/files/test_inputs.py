@@ -117,20 +117,3 @@ def test_what_is_no_list_of_edges_is_refused(damage: Callable[[Path], str], fold
     with pytest.raises(ValueError, match=message):
         prepare_graph(folder, tmp_path / "graph", memory_bytes=500)
     assert not (tmp_path / "graph").exists()
-
-
-def test_ids_beyond_the_nodes_are_refused_with_their_file(folder: Path, tmp_path: Path) -> None:
-    (folder / "edge_index").mkdir()
-    np.save(folder / "edge_index" / "000.npy", EDGES)
-    np.save(folder / "y.npy", np.zeros(30, np.int64))
-    with pytest.raises(ValueError, match=r"000.npy names the (sender|receiver) 39, but there are 30 nodes"):
-        prepare_graph(folder, tmp_path / "graph")
-
-
-def test_several_texts_carry_numbers(folder: Path, tmp_path: Path) -> None:
-    (folder / "0.csv").write_text("from,to,weight\n0,1,0.5\n1,2,2\n")
-    (folder / "1.csv").write_text("from,to,weight\n2,0,3\n")
-    assert prepared(folder, tmp_path / "graph").edge_arrays["edge_weight"].tolist() == [3, 0.5, 2]
-    (folder / "1.csv").write_text("from,to\n2,0\n")
-    with pytest.raises(ValueError, match=r"1.csv has the columns \['from', 'to'\], but .*: files of one table are"):
-        prepare_graph(folder, tmp_path / "second")

@@ -100,12 +100,6 @@ def test_arrays_of_bfloat16_stay_what_they_are(tmp_path: Path) -> None:
         read(**as_pyg(data, tmp_path))
 
 
-def test_a_table_of_edges_is_enough(tmp_path: Path) -> None:
-    (tmp_path / "edges.txt").write_text("0 2\n2 1\n")
-    graph = read(tmp_path / "edges.txt")
-    assert graph.num_nodes == 3 and graph.indices.tolist() == [2, 0] and not graph.edge_arrays
-
-
 def edges_of(graph: Graph) -> tuple[Tensor, Tensor]:
     receiver = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
     return torch.stack([graph.indices.long(), receiver]), graph.edge_arrays["edge_weight"]
@@ -347,12 +341,6 @@ def test_a_file_of_pyg_needs_no_table_of_nodes(tmp_path: Path) -> None:
     where = as_tables(small(), tmp_path) | as_pyg(small(), tmp_path)
     with pytest.raises(ValueError, match=r"holds nodes as well as edges: leave the table of nodes \(.*\) out"):
         read(**where)
-
-
-def test_a_saved_graph_is_no_source(tmp_path: Path) -> None:
-    Graph.from_pyg(small()).save(tmp_path / "graph")
-    with pytest.raises(ValueError, match="is a saved graph already"):
-        read(tmp_path / "graph")
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
