@@ -22,7 +22,6 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.answers import WORDS_OF_PYG
 from lightning_gnn_dist.cli.mistakes import hint
 from lightning_gnn_dist.gone import GONE
-from lightning_gnn_dist.partition.cache import identity
 from lightning_gnn_dist.rounds.refusals import require_step
 from tests.arguments import ODD, Case, World, cases
 from tests.data_fitting import small_graph
@@ -229,10 +228,6 @@ def test_a_path_is_shown_whole(tmp_path: Path) -> None:
         lgd.checks.check_file("ckpt_path", path)
 
 
-def test_an_integer_too_long_for_its_digits_is_shown_by_its_bits() -> None:
-    assert lgd.checks.shown(1 << 16609) == "an integer of 16610 bits"
-
-
 @pytest.mark.parametrize(
     "value", ["y" * 10**6, list(range(10**6)), {i: i for i in range(1000)}, [[["x" * 999] * 9] * 9]]
 )
@@ -278,10 +273,6 @@ def test_a_mask_of_a_graph_is_a_boolean_per_node(mask: torch.Tensor) -> None:
         lgd.Graph(GRAPH.indptr, GRAPH.indices, {"train_mask": mask})
 
 
-def test_integers_of_numpy_are_as_good_as_others() -> None:
-    assert identity(lgd.SuperNodePartitioner(np.int64(8))) == identity(lgd.SuperNodePartitioner(8))  # type: ignore[arg-type]
-
-
 def test_a_step_of_the_module_that_corrections_would_pass_over_is_refused() -> None:
     module: Any = SAGE(2, 2)
     require_step(module)
@@ -294,13 +285,3 @@ def test_a_step_of_the_module_that_corrections_would_pass_over_is_refused() -> N
 
     with pytest.raises(ValueError, match="has a method corection_step, and corrections call correction_step"):
         require_step(Misspelt(2, 2))
-
-
-def test_arguments_that_nobody_knows_are_refused() -> None:
-    with pytest.raises(TypeError, match="correction_step"):
-        lgd.LLCGStrategy(correction_step=3)  # type: ignore[call-arg]
-
-
-def test_numbers_of_numpy_become_plain() -> None:
-    (number,) = lgd.LadiesSampler([np.int8(2)]).num_nodes  # type: ignore[list-item]
-    assert type(number) is int

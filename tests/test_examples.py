@@ -108,24 +108,6 @@ def test_curves_of_runs_are_drawn(
     assert all(words in picture for words in said)
 
 
-def test_what_cannot_be_drawn_is_said(tmp_path: Path, compare: Callable[..., str]) -> None:
-    log_run(tmp_path, "llcg"), log_run(tmp_path, "grappa")
-    runs = ["runs/llcg/version_0", "runs/grappa/version_0"]
-    (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "metrics.csv").write_text("epoch,step,f1\n0,9,0.5\n")
-    (tmp_path / "empty.csv").touch()
-    for words, said in (
-        (["runs/llcg"], "There is no file runs/llcg/metrics.csv. Did you mean runs/llcg/version_0?"),
-        (["empty.csv"], "empty.csv is no table of CSVLogger: it has no column 'step'."),
-        (["nowhere"], "There is no file nowhere. CSVLogger writes one"),
-        ([*runs, "other"], "These runs have no metric in common: runs/llcg/version_0, runs/grappa/version_0, other."),
-        ([*runs, "--metric", "mrr"], "Not all of these runs have a column 'mrr'. In common they have comm/bytes_sent"),
-        ([*runs, "--over", "time"], "Not all of these runs have a column 'time'."),
-        ([*runs, "--out", "curves.what"], "curves.what cannot be written: Format 'what' is not supported"),
-    ):
-        assert compare(*words).startswith(said)
-
-
 def test_the_first_example_is_short() -> None:
     assert len((EXAMPLES / "node_classification.py").read_text().splitlines()) <= 60
 
@@ -200,21 +182,6 @@ def test_a_chunked_graph_of_all_formats(tmp_path: Path, monkeypatch: pytest.Monk
     data["a", "to", "b"].edge_attr = torch.tensor([[0.5, 1], [2, 3], [4, 5]], dtype=torch.float64)
     check_equal(found, Graph.from_pyg(data))
     assert [path.name for path in tmp_path.iterdir() if "arrays" in path.name] == []
-
-
-def test_dgl_s_names_of_nothing_are_a_graph_without_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    x, ends = torch.randn(5, 2, dtype=torch.float64), torch.tensor([[0, 1, 4, 4], [1, 2, 0, 0]])
-    said: dict[str, Any] = {"node_type": ["_N"], "num_nodes_per_chunk": [[5]], "edge_type": ["_N:_E:_N"]}
-    arrays = {"edges": ends.T, "feat": x, "weight": torch.tensor([0.5, 1.0, 2.0, 4.0], dtype=torch.float64)}
-    held = {name: {"format": {"name": "numpy"}, "data": [f"{name}.npy"]} for name in arrays}
-    said |= {"edges": {"_N:_E:_N": held["edges"]}, "node_data": {"_N": {"feat": held["feat"]}}}
-    said |= {"edge_data": {"_N:_E:_N": {"weight": held["weight"]}}}
-    (tmp_path / "c").mkdir()
-    (tmp_path / "c" / "metadata.json").write_text(json.dumps(said))
-    for name, array in arrays.items():
-        np.save(tmp_path / "c" / f"{name}.npy", array.numpy())
-    found = convert("from_graphstorm", monkeypatch, tmp_path / "c", tmp_path / "graph")
-    check_equal(found, Graph.from_pyg(Data(x=x, edge_index=ends, edge_weight=arrays["weight"])))
 
 
 PARTS = 3

@@ -28,25 +28,6 @@ def test_without_a_device_it_says_what_is_missing(tmp_path: Path) -> None:
     assert done.stderr.startswith("No CUDA device: torch ") and done.stderr.count("\n") == 1
 
 
-def test_what_fails_is_told_and_what_follows_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    from gpu_parts.rows import Rows, read, table  # type: ignore[import-not-found]
-
-    rows = Rows(tmp_path / "rows", "steps")
-    with rows.guarded("bfloat16"):
-        raise RuntimeError("no such kernel\nand more")
-    rows.add("float32", 0.8, "times", goal=("at most", 1.3))
-    rows.add("edges", 0.5, "G", goal=("at least", 1.0), note="a | b")
-    with (tmp_path / "rows").open("a") as file:
-        file.write('{"part": "st')  # killed while it wrote
-    found = read(tmp_path / "rows")
-    assert "in test_what_fails_is_told" in found[0]["details"]
-    lines = list(table(found))
-    assert lines[2] == "| steps | bfloat16 | **failed** |  | RuntimeError: no such kernel |"
-    assert lines[3] == "| steps | float32 | 0.8 times | at most 1.3: met |  |"
-    assert lines[4] == "| steps | edges | 0.5 G | at least 1.0: not met | a / b |"
-
-
 @pytest.mark.slow
 @pytest.mark.gpu
 def test_all_parts_run(tmp_path: Path) -> None:

@@ -113,45 +113,6 @@ def test_commands_import_what_they_need(modules: tuple[str, ...], others: set[st
     assert loaded(code) & others == set()
 
 
-FIT = """
-import lightning.pytorch as pl
-import torch
-from lightning_gnn_dist import NeighborSampler, PartitionedDataModule, communities
-from torch.nn.functional import cross_entropy
-from torch_geometric.nn import SAGEConv
-
-class Model(pl.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = SAGEConv(32, 16), SAGEConv(16, 8)
-
-    def training_step(self, batch):
-        rows = self.last(self.first(batch.x, batch.edge_index).relu(), batch.edge_index)
-        return cross_entropy(rows[: batch.batch_size], batch.y[: batch.batch_size])
-
-    def validation_step(self, batch):
-        self.training_step(batch)
-
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters())
-
-graph = communities(300, num_features=32, num_classes=8, seed=0)
-data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), batch_size=32)
-quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
-pl.Trainer(accelerator="cpu", devices=1, max_epochs=1, **quiet).fit(Model(), data)
-import sys
-print("beside", *(name for name in sys.modules if name.startswith(BESIDE)))
-"""
-
-
-@pytest.mark.slow  # test_architecture.py reads what modules import
-def test_a_fit_with_defaults_imports_no_extension() -> None:
-    beside = "lightning_gnn_dist.extensions", "lightning_gnn_dist.prepare"
-    code = FIT.replace("BESIDE", repr(beside))
-    run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=200)
-    assert run.stdout.splitlines()[-1:] == ["beside"], run.stderr[-2000:]
-
-
 def test_unknown_names_are_refused_and_public_ones_listed() -> None:
     with pytest.raises(AttributeError, match=r"no attribute 'Grpah'. Did you mean 'Graph'\?"):
         _ = lightning_gnn_dist.Grpah  # type: ignore[attr-defined]

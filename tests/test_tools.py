@@ -5,15 +5,12 @@ import os
 import re
 import subprocess
 import sys
-import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.loggers import CSVLogger
-from lightning.pytorch.profilers import AdvancedProfiler, PyTorchProfiler, SimpleProfiler
 from torch import Tensor
 
 import lightning_gnn_dist as lgd
@@ -100,22 +97,3 @@ def test_a_logger_has_the_names_of_the_page(name: str, tmp_path: Path) -> None:
     assert {found for found in curves if "/" in found} <= told
     assert {"comm/bytes_sent", "data/waited_seconds"} <= set(curves) and curves["accuracy"] == 2
     assert name != "rounds" or {"round/index", "round/seconds", "round/discrepancy"} <= set(curves)
-
-
-def profiled(rank: int, world_size: int, folder: Path, name: str) -> None:
-    warnings.simplefilter("ignore")  # torch's profiler warns of its own future
-    makers: tuple[Any, ...] = (SimpleProfiler, AdvancedProfiler, PyTorchProfiler)
-    for number, make in enumerate(makers):
-        options: dict[str, Any] = {"profiler": make(folder, str(number)), "max_epochs": 1, "limit_val_batches": 0}
-        data = lgd.PartitionedDataModule(small_graph(), batch_size=16)
-        trainer(world_size, STRATEGIES[name](), **options).fit(model(), data)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_profilers_count_each_rank_by_itself(name: str, tmp_path: Path) -> None:
-    run_ranks(profiled, 2, tmp_path, name)
-    written = [path.name for path in tmp_path.glob("*.txt")]
-    assert sorted(written) == [f"fit-{number}-{rank}.txt" for number in range(3) for rank in range(2)]
-    assert "MeetingCallback" in (tmp_path / "fit-0-0.txt").read_text() or name == "grappa"

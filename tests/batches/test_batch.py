@@ -20,7 +20,6 @@ from lightning_gnn_dist.batches.one_hop import one_hop, seen_by_layers
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.batch_contents import is_same
 from tests.sampling.reference import random_graph
@@ -57,14 +56,6 @@ def test_edge_arrays_stand_in_the_order_of_edge_index(batch):
     known = torch.cat([torch.stack([GRAPH.indices, receivers], 1), GRAPH.edge_arrays["edge_attr"]], 1)
     found = torch.cat([batch.n_id[batch.edge_index].t(), batch.edge_attr], 1)
     assert set(map(tuple, found.tolist())) <= set(map(tuple, known.tolist()))
-
-
-def test_ids_of_a_part_are_global(batch):
-    part = GRAPH.induced(torch.arange(50, 150))
-    sample = NeighborSampler([3]).sample_bulk(part, [torch.tensor([2, 9])], [BatchKey(0, 0, 0)])[0]
-    data = assemble(part, sample)
-    assert data.n_id.equal(sample.nodes + 50)
-    assert data.x.equal(GRAPH.node_arrays["x"][data.n_id])
 
 
 @pytest.mark.parametrize(
@@ -174,20 +165,6 @@ def test_moving_a_batch_moves_its_blocks_and_keeps_the_promise(batch):
     assert moved.edge_index.device.type == "meta"
 
 
-def test_a_batch_that_is_there_is_not_walked_through_and_what_it_hides_is_found(batch, monkeypatch):
-    walks = []
-    monkeypatch.setattr(Data, "apply", lambda data, *args: walks.append(args) or data)
-    batch.name, batch.rate, batch.counts = "some", 0.5, [1, 2]
-    assert batch.to("cpu") is batch and batch.to(torch.device("cpu"), non_blocking=True) is batch
-    assert not walks
-    batch.to("meta")
-    batch.to("cpu", "x")
-    assert len(walks) == 2
-    batch.pairs = [torch.ones(1), torch.ones(1, device="meta")]
-    batch.to("cpu")
-    assert len(walks) == 3
-
-
 def test_a_pickle_keeps_the_blocks(batch):
     twin = pickle.loads(pickle.dumps(batch))
     assert is_pending(twin)
@@ -221,34 +198,6 @@ def test_a_graph_without_arrays_or_edges_makes_a_batch():
     assert (batch.num_nodes, batch.num_edges) == (5, 0)
     assert batch.edge_index.shape == (2, 0)
     assert batch.blocks[0].adj.to_dense().equal(torch.zeros(5, 5))
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_features_come_as_float32(dtype):
-    arrays = {"x": torch.randn(200, 9).to(dtype), "y": GRAPH.node_arrays["y"]}
-    graph = Graph(GRAPH.indptr, GRAPH.indices, arrays, {"edge_weight": torch.rand(GRAPH.num_edges).to(dtype)})
-    batch = make_batch(graph=graph)
-    assert batch.x.equal(arrays["x"][batch.n_id].float())
-    assert batch.edge_weight.dtype == batch.blocks[0].weighted_adj.dtype == torch.float32
-    assert batch.y.dtype == torch.int64
-    sample = SAMPLER.sample_bulk(graph, [SEEDS], [BatchKey(0, 0, 0)])[0]
-    narrow = assemble(graph, sample, widen=False)
-    assert narrow.x.equal(arrays["x"][batch.n_id])
-    assert narrow.blocks[0].adj.dtype == dtype
-
-
-def test_scaled_features_come_as_float32():
-    x = GRAPH.node_arrays["x"]
-    small, scale = quantize_rows(x)
-    arrays = {"x": small, "x_scale": scale, "code": small[:, 0].contiguous()}
-    graph = Graph(GRAPH.indptr, GRAPH.indices, arrays)
-    batch = make_batch(graph=graph)
-    assert torch.allclose(batch.x, x[batch.n_id], atol=float(x.abs().max()) / 250)
-    assert batch.x.dtype == torch.float32
-    assert "x_scale" not in batch
-    assert batch.code.dtype == torch.int8
-    sample = SAMPLER.sample_bulk(graph, [SEEDS], [BatchKey(0, 0, 0)])[0]
-    assert assemble(graph, sample, widen=False).x_scale.equal(scale[batch.n_id])
 
 
 # A batch of promises: seeds without sampling, and for every other use the batch that it stands for, bit for bit.

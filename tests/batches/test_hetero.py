@@ -119,14 +119,6 @@ def test_a_batch_has_what_pygs_has(data: HeteroData) -> None:
     assert batch.validate()
 
 
-def test_arrays_of_any_width_and_type_travel() -> None:
-    data = small()
-    batch = batch_of(data, torch.arange(12), widen=False)
-    assert batch["author"].x.dtype == torch.float16 and "x" not in batch["venue"] and batch["venue"].num_nodes == 3
-    assert batch["author", "writes", "paper"].edge_attr.shape[1] == 2
-    assert batch_of(data, torch.arange(12))["author"].x.dtype == torch.float32
-
-
 def test_labels_beyond_the_seeds_are_for_those_who_ask() -> None:
     data = small()
     data["author"].y = torch.arange(7)

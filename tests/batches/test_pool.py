@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import weakref
 
 import pytest
 import torch
@@ -116,12 +115,6 @@ def test_whoever_holds_a_part_of_a_buffer_keeps_it(pool, hold):
     assert pool.num_free == 2
 
 
-def test_small_results_need_no_pool():
-    pool = BufferPool(max_free=2)
-    gather_rows(torch.randn(10, 8), ROWS, pool)
-    assert pool.num_free == 0
-
-
 def test_threads_share_a_pool(pool):
     array = torch.arange(100.0).repeat(16, 1).t().contiguous()
     wrong = []
@@ -141,15 +134,3 @@ def test_threads_share_a_pool(pool):
         thread.join()
     assert not wrong
     assert pool.num_free == 2
-
-
-def test_what_is_kept_does_not_hold_what_waits():
-    pool = BufferPool(max_free=4)
-    buffers = [pool.take(1000) for _ in range(4)]
-    kept = buffers[0][:1]
-    del buffers
-    waiting = weakref.ref(pool._free)
-    del pool
-    assert waiting() is None
-    kept.fill_(1)
-    del kept  # and nobody takes it back

@@ -8,10 +8,8 @@ import lightning.pytorch as pl
 import pytest
 
 import lightning_gnn_dist as lgd
-from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
-from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.graph_fitting import data_module, fit, model, small_graph
 
@@ -80,44 +78,3 @@ def test_it_needs_a_strategy_with_meetings() -> None:
 
 
 # The time that training waits for data is logged, whatever the strategy.
-
-
-class Clock:
-    """What the loaders read: time that passes only where the classes below say so."""
-
-    now = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-CLOCK = Clock()
-
-
-class Slow(lgd.NeighborSampler):
-    def sample_bulk(self, graph, seeds, keys):
-        CLOCK.now += 3.0 * len(seeds)
-        return super().sample_bulk(graph, seeds, keys)
-
-
-class Busy(SAGE):
-    def training_step(self, batch):
-        CLOCK.now += 1.0
-        return super().training_step(batch)
-
-
-def share(module: SAGE, sampler: lgd.NeighborSampler, num_threads: int) -> float:
-    graph = lgd.communities(400, 4, num_features=12, train_share=0.2)
-    data = lgd.PartitionedDataModule(
-        graph, sampler=sampler, batch_size=10, loading=lgd.Loading(num_threads=num_threads, bulk_size=1)
-    )
-    fit, started = trainer(1, max_epochs=1, callbacks=[lgd.RunReport()]), CLOCK.now
-    fit.fit(module, data)
-    assert 0 <= float(fit.callback_metrics["data/waited_seconds"]) < CLOCK.now - started
-    return float(fit.callback_metrics["data/waited_share"])
-
-
-def test_a_slow_sampler_is_waited_for_and_a_fast_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning_gnn_dist.batches.batches.time", CLOCK)
-    assert share(Busy(12, 4), Slow([2, 2]), num_threads=0) == pytest.approx(3 / 4)
-    assert share(Busy(12, 4), lgd.NeighborSampler([2, 2]), num_threads=1) == 0.0

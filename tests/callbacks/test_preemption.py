@@ -23,10 +23,6 @@ from tests.strategies.fitting import State, differs, state_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 STRATEGIES = every_strategy(5)
-BY_TIME = {
-    "tma by time": lambda: lgd.TMAStrategy(lgd.EverySeconds(0.2)),
-    "llcg by time": lambda: lgd.LLCGStrategy(lgd.EverySeconds(0.2)),
-}
 
 
 class Preempt(Callback):
@@ -48,7 +44,7 @@ def fit(name: str, world_size: int, callbacks: list[Callback], **options: Any) -
     data = lgd.PartitionedDataModule(
         graph, partitioner=parts, sampler=sampler, batch_size=16, evaluation=lgd.Evaluation(batch_size=10)
     )
-    strategy = (STRATEGIES | BY_TIME)[name]() if world_size > 1 else "auto"
+    strategy = STRATEGIES[name]() if world_size > 1 else "auto"
     running, model = trainer(world_size, strategy, callbacks=callbacks, max_epochs=4), SAGE(8, 4)
     running.fit(model, data, **options)
     return running, model
@@ -72,26 +68,6 @@ def test_a_run_that_was_preempted_ends_as_if_it_had_not_been(name: str, tmp_path
     for steps, epochs, whole, resumed in run_ranks(stop_and_go_on, 2, name, tmp_path):
         assert (steps, epochs) == ({"grappa": 4 * 2}.get(name, 20), 4)
         assert differs(whole, resumed) == 0.0
-
-
-def stop_by_time(rank: int, world_size: int, name: str, folder: Path) -> tuple[int, int, int, State]:
-    callbacks: list[Callback] = [PreemptionCheckpoint(folder), Preempt(1, 3)]  # of four or more
-    with pytest.raises(SystemExit):
-        fit(name, world_size, callbacks)
-    stopped = torch.load(folder / FILE_NAME, weights_only=False)
-    running, resumed = fit(name, world_size, [], ckpt_path=folder / FILE_NAME)
-    return stopped["epoch"], running.current_epoch, running.global_step - stopped["global_step"], state_of(resumed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tma by time", "llcg by time"])
-def test_rounds_by_time_stop_and_go_on_together(name: str, tmp_path: Path) -> None:
-    """No two such runs are equal, but all ranks of one are."""
-    first, *others = run_ranks(stop_by_time, 3, name, tmp_path)
-    stopped, ended, steps, weights = first
-    assert stopped < 4 == ended and steps > 0
-    for other in others:
-        assert other[:3] == (stopped, ended, steps) and differs(other[3], weights) == 0.0
 
 
 def test_one_process_leaves_a_checkpoint_too(tmp_path: Path) -> None:

@@ -61,14 +61,6 @@ def compiled_draw(key: np.uint64, node: int, i: int) -> np.uint64:
     return rng.draw(key, node, i)
 
 
-@njit
-def compiled_histogram(key: np.uint64, num_nodes: int, bound: int) -> np.ndarray:
-    counts = np.zeros(bound, np.int64)
-    for node in range(num_nodes):
-        counts[rng.below(rng.draw(key, node, 0), bound)] += 1
-    return counts
-
-
 @pytest.mark.parametrize("node", [0, 1, 2**31, 2**40])
 def test_a_compiled_draw_is_the_same_as_with_python_integers(node):
     key = rng.key(1, 2, 3, 4)
@@ -88,19 +80,6 @@ def test_keys_differ_in_every_part():
     keys = {int(rng.key(s, e, b, h)) for s in range(4) for e in range(4) for b in range(4) for h in range(4)}
     assert len(keys) == 4**4
     assert rng.key(2**64, 0, 0, 0) == rng.key(0, 0, 0, 0)
-
-
-def test_numbers_below_a_bound_are_uniform():
-    counts = compiled_histogram(rng.key(0, 0, 0, 0), 20_000, 10)
-    assert ((counts - 2000) ** 2 / 2000).sum() < 27.9  # the 0.999 quantile of chi-square with 9 degrees
-
-
-def test_bits_of_neighbouring_draws_are_independent():
-    key = rng.key(0, 0, 0, 0)
-    words = [int(compiled_draw(key, node, i)) for node in range(64) for i in range(32)]
-    bits = np.array([[word >> shift & 1 for shift in range(64)] for word in words])
-    correlation = np.corrcoef(bits, rowvar=False) - np.eye(64)
-    assert np.abs(correlation).max() < 5 / np.sqrt(len(bits))
 
 
 def test_permutations():
@@ -288,22 +267,6 @@ def test_one_process_compiles_a_kernel_and_the_others_wait(tmp_path: Path, monke
     waiting.start()
     assert not compiled_anew(installed(tmp_path / "other", 1, monkeypatch), 2)
     waiting.join()
-
-
-def test_a_folder_that_is_removed_while_a_kernel_is_compiled_does_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kernel = installed(tmp_path / "one", 1, monkeypatch)
-
-    def gone(locator: Any) -> None:
-        raise FileNotFoundError
-
-    with monkeypatch.context() as patch:
-        patch.setattr("numba.core.caching._CacheLocator.ensure_cache_path", gone)
-        assert compiled_anew(kernel, 2)
-    assert not compiling.is_kept(kernel)
-    assert compiled_anew(installed(tmp_path / "other", 1, monkeypatch), 2) and compiling.is_kept(kernel)
 
 
 def test_the_folder_that_numba_is_told_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

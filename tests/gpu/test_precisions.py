@@ -218,42 +218,6 @@ def test_samplers_and_types_that_are_drawn_in_ram(place: str) -> None:
         release(graph)
 
 
-class Logged(pl.Callback):
-    """Keeps what the data module says of each fit."""
-
-    def __init__(self) -> None:
-        self.figures = dict[str, float]()
-
-    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self.figures = dict(trainer.datamodule.figures)  # type: ignore[attr-defined]
-
-
-def test_budgets_that_change_between_fits() -> None:
-    graph, found = (
-        lgd.communities(4000, 4, num_features=16, train_share=0.6),
-        dict[str, tuple[dict[str, float], Tensor]](),
-    )
-    for place in (*ROOMS, "all"):
-        logged, loading = Logged(), lgd.Loading(sample_on="auto", device_bytes=budget(graph, place))
-        data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([5, 5]), batch_size=64, loading=loading)
-        torch.manual_seed(0)
-        module = Net()
-        options: dict[str, Any] = {"callbacks": [logged], "limit_val_batches": 0, "accelerator": "gpu"}
-        trainer(1, **options).fit(module, data)
-        weights = torch.nn.utils.parameters_to_vector(module.parameters()).detach().cpu()
-        found[place] = logged.figures, weights
-    for place, (figures, weights) in found.items():
-        assert torch.allclose(weights, found["nothing"][1], atol=1e-5), place
-        assert ("data/bus_bytes" in figures) == (place != "all")
-    bus = {place: figures.get("data/bus_bytes", 0.0) for place, (figures, _) in found.items()}
-    rates = {place: figures.get("data/cache_hit_rate") for place, (figures, _) in found.items()}
-    assert (
-        0 == bus["all"] < bus["edges, some rows"] < bus["edges"] < bus["nothing"] and bus["some rows"] < bus["nothing"]
-    )
-    assert (rates["edges"], rates["all"], rates["nothing"]) == (0.0, None, None)
-    assert 0.3 < (rates["edges, some rows"] or 0) < (rates["some rows"] or 0) < 1
-
-
 class Counts(pl.Callback):
     """Keeps how often the host waited where rows are brought, in the second epoch."""
 

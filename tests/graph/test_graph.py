@@ -279,18 +279,6 @@ def test_the_seed_decides_every_type() -> None:
     first.check_edges()
 
 
-def test_papers_name_earlier_ones_and_edges_have_their_day() -> None:
-    graph = citations(800, 4)
-    data = graph.to_pyg()
-    sender, receiver = data["paper", "disputes", "paper"].edge_index
-    assert (sender < receiver).all() and (data["paper"].time.diff() >= 0).all()
-    assert torch.equal(data["paper", "disputes", "paper"].time, data["paper"].time[receiver])
-    sender, receiver = data["paper", "rev_writes", "author"].edge_index
-    assert torch.equal(data["paper", "rev_writes", "author"].time, data["paper"].time[sender])
-    of_one = (receiver[1:] == receiver[:-1]).nonzero().view(-1)
-    assert (data["paper", "rev_writes", "author"].time.diff()[of_one] >= 0).all()
-
-
 def test_too_few_papers_are_refused() -> None:
     with pytest.raises(ValueError, match=r"num_papers \(300\) must be at least 100 times num_fields \(4\)"):
         citations(300, 4)

@@ -1,8 +1,6 @@
 """Evaluation layer by layer as Lightning runs it: always today's rows, and nothing stays of it."""
 
 import gc
-import os
-import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -229,21 +227,6 @@ def test_a_bar_shows_a_long_pass_beside_no_bar_of_another_kind(bar, seconds, cap
     lines = [line for line in (shown.out + shown.err).replace("\r", "\n").split("\n") if "Layers" in line]
     assert all("rows" in line for line in lines)
     assert bool(lines) == (bar is TQDMProgressBar and not seconds)
-
-
-def test_nothing_stays_of_many_evaluations(tmp_path):
-    graph_of(DATA).save(tmp_path / "graph")
-    module, run = sage(), trainer(1)
-    evaluation = Evaluation(batch_size=2, bytes=16 << 20)
-    data = data_module(evaluation=evaluation)
-    run.test(module, data, verbose=False)
-    gc.collect()
-    handles, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-    files = sorted(Path(tmp_path).rglob("*"))
-    for _ in range(8):
-        run.test(module, data, verbose=False)
-    assert len(os.listdir("/proc/self/fd")) <= handles and threading.active_count() <= threads
-    assert sorted(Path(tmp_path).rglob("*")) == files
 
 
 def test_rows_are_gone_with_the_last_batch():

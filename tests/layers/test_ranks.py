@@ -1,7 +1,6 @@
 """Evaluations by layers are those of one process on the whole graph, whatever the model, the ranks and their faults."""
 
 import copy
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.layers.models import MODELS, Ready, Sage, graph_of, model, uneven_data, whole_rows
 from tests.layers.test_lightning import DATA, VALIDATED, Average, Watch
-from tests.ranks import RankError, run_ranks
+from tests.ranks import run_ranks
 
 OWN = [name for name in MODELS if not name.startswith("PyG")]  # which say what their layers are
 SLOW = {"GAT", "PyG GAT", "PyG GIN", "PyG JK"}  # tried with several ranks in the slow tests alone
@@ -70,11 +69,6 @@ def test_rows_of_a_graph_in_files(world_size: int, tmp_path: Path) -> None:
     graph_of(uneven_data()).save(tmp_path / "graph")
     cases = [("SAGE", 3), ("APPNP", 3)]
     check(cases, run_ranks(evaluate, world_size, str(tmp_path / "graph"), "files", cases))
-
-
-LONG: dict[str, Any] = {
-    "launch": lgd.Launch(timeout=timedelta(minutes=10))
-}  # who waits so long does not finish in time
 
 
 def data_of(data: Any = DATA, **options: Any) -> lgd.PartitionedDataModule:
@@ -171,32 +165,3 @@ def never_asked(rank: int, world_size: int) -> list[str]:
 
 def test_ranks_agree_that_nobody_asks() -> None:
     assert run_ranks(never_asked, 2) == [["SampledData", "SeedBatch"]] * 2
-
-
-def breaks(rank: int, world_size: int, where: str) -> None:
-    class Broken(Sage):
-        def layers(self) -> Any:
-            first, last = super().layers()
-
-            def broken(batch: Any) -> Tensor:
-                if rank == 1 and where == "layer":
-                    raise RuntimeError("A layer broke.")
-                return last(batch)
-
-            return [first, broken]
-
-        def test_step(self, batch: Any) -> None:
-            if rank == 1 and where == "step":
-                raise RuntimeError("A step broke.")
-            super().test_step(batch)
-
-    trainer(world_size, lgd.GrappaStrategy(**LONG)).test(Broken(2).double(), data_of(), verbose=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("where", ["layer", "step"])
-def test_an_error_of_one_rank_ends_all(where: str) -> None:
-    with pytest.raises(RankError, match=f"A {where} broke") as caught:
-        run_ranks(breaks, 2, where, grace=60)
-    assert set(caught.value.failures) == {0, 1}
-    assert "in time" not in str(caught.value)

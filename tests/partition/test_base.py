@@ -215,16 +215,6 @@ def test_few_training_nodes_of_many_types_reach_every_part() -> None:
     assert report.train_of_types["t0"].max() == 1
 
 
-def test_each_part_has_a_training_node_where_no_type_has_enough() -> None:
-    data = HeteroData()
-    for kind in "abc":
-        data[kind].train_mask = torch.arange(8) < 2
-    data["a", "to", "b"].edge_index = torch.tensor([[0, 1], [1, 0]])
-    graph = lgd.Graph.from_pyg(data)
-    report = lgd.MetisPartitioner(balance="train")(graph, 6, seed=0).report(graph)
-    assert report.train_nodes is not None and report.train_nodes.tolist() == [1] * 6
-
-
 # The numbers of a report, against counting edge by edge.
 
 

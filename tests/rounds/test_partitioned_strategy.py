@@ -8,7 +8,6 @@ import time
 from contextlib import ExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,18 +81,6 @@ def test_missing_ranks_are_named_in_time(
     assert SECONDS <= max(seconds) < SECONDS + 60  # rank 0 waits so long; who came a little later, a little less
 
 
-def come_late(rank: int, world_size: int) -> int:
-    if rank == 1:
-        time.sleep(1.0)
-    return fit(
-        rank, LocalSGDStrategy(launch=Launch(start_timeout=timedelta(seconds=120))), Net(), devices=world_size
-    ).global_step
-
-
-def test_who_is_late_is_waited_for() -> None:
-    assert run_ranks(come_late, 2) == [18, 18]
-
-
 served: list[Any] = []  # by rank 0, until all have returned
 
 
@@ -131,20 +118,6 @@ def hang_up_on_all(server: socket.socket) -> None:
     with suppress(OSError):  # the server is closed at the end
         while True:
             server.accept()[0].close()
-
-
-def test_who_comes_before_the_store_looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept, stores, limit = [], [], timedelta(seconds=60)
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        if len(slept) == 9:
-            stores.append(addresses.serve_store(HERE, port, limit))
-
-    monkeypatch.setattr(addresses, "time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
-    with addresses.held_port() as port:
-        assert addresses.join_store(HERE, port, limit) is not None
-    assert len(slept) == 9 and max(slept) <= 0.1  # torch alone lets it wait for half a second
 
 
 def test_a_port_that_is_held_is_given_to_nobody_else() -> None:

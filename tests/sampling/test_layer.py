@@ -108,26 +108,6 @@ def test_the_mean_of_an_aggregated_layer_is_the_full_aggregation(kind, weight):
     assert (found[0] - full).abs().max() > 0.01  # a single draw is not exact
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_linear_layers_are_right_on_average_as_well(kind):
-    # The rows of hop 2 are drawn independently of those of hop 1.
-    x, a = GRAPH.node_arrays["x"].double(), matrix(GRAPH, None)
-    cut = a.clone()
-    cut[:, SEEDS] = 0  # a seed's own row would be the same in both layers
-    found, squares = torch.zeros(2, 5, 8).double()
-    for sample in many(kind([40, 40]), 1000):
-        inner, first = assemble(GRAPH, sample).blocks[::-1]
-        h = first.weighted_adj.to_dense().double() @ x[sample.nodes]
-        h[:5] = 0
-        out = inner.weighted_adj.to_dense().double() @ h[: inner.num_src]
-        found += out
-        squares += out.square()
-    mean, full = found / 1000, (cut @ (a @ x))[SEEDS]
-    spread = (squares / 1000 - mean.square()).sqrt() / 1000**0.5
-    assert ((mean - full) / spread).abs().max() < 4.5
-
-
 @pytest.mark.parametrize("weight", [None, "edge_weight"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_where_all_fit_they_are_all_taken_with_the_weights_of_the_graph(kind, weight):

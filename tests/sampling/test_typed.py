@@ -71,24 +71,6 @@ def test_numbers_of_each_type_are_the_one_page_samplers():
     assert hash(lgd.NeighborSampler(numbers)) == hash(lgd.NeighborSampler(by_name))
 
 
-def test_one_type_is_a_graph_without_types():
-    plain = random_graph(300, 4000, seed=2)
-    data = HeteroData()
-    data["n"].num_nodes = 300
-    data["n", "to", "n"].edge_index = torch.stack(
-        [plain.indices.long(), torch.arange(300).repeat_interleave(plain.degrees())]
-    )
-    seeds = torch.arange(40)
-    one, other = draw(lgd.Graph.from_pyg(data), seeds, [5, 3]), draw(plain, seeds, [5, 3])
-    assert all(
-        map(
-            torch.equal,
-            (one.nodes, one.indptr, one.indices, one.edge_ids),
-            (other.nodes, other.indptr, other.indices, other.edge_ids),
-        )
-    )
-
-
 def check_is_the_subgraph(data: HeteroData, kind: str, seeds: torch.Tensor, num_hops: int) -> None:
     """With all neighbours, nodes, edges and rows of every type are those of PyG's k-hop subgraph."""
     graph = lgd.Graph.from_pyg(data, edge_ids=True, check_features=False)

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_gnn_dist import EverySteps, LocalSGDStrategy
 from lightning_gnn_dist.wire import collectives
@@ -50,54 +50,6 @@ def test_sgd_averaged_after_every_step_is_ddp(options: dict[str, Any]) -> None:
 
 
 # Law 4: replicas are equal after every meeting, whatever the model and the optimisation.
-
-
-class ManyOptimizers(Net):
-    """Manual optimisation with one optimizer per layer."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**options)
-        self.automatic_optimization = False
-
-    def training_step(self, batch: list[Tensor]) -> None:  # type: ignore[override]
-        for optimizer in self.optimizers():
-            optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch))
-            optimizer.step()
-
-    def validation_step(self, batch: list[Tensor]) -> None:
-        self.log("val_loss", nn.functional.mse_loss(self.layers(batch[0]), batch[1]), sync_dist=True)
-
-    def configure_optimizers(self) -> Any:
-        first, last = self.layers[0].parameters(), self.layers[-1].parameters()
-        return [torch.optim.SGD(first, lr=0.1, momentum=0.9), torch.optim.Adam(last, lr=0.01)]
-
-
-def meetings(rank: int, world_size: int, kind: str, clock: Any, options: dict[str, Any]) -> list[State]:
-    module = (ManyOptimizers if kind == "many" else Net)(dropout=0.5, batch_norm=kind == "net", optimizer="Adam")
-    torch.manual_seed(rank)
-    trained = torch.compile(module, backend="eager") if kind == "compiled module" else module
-    fit(rank, local_sgd(clock), trained, devices=world_size, validate=True, **options)
-    return [*module.validated, state_of(module)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        ("net", {}),
-        ("net", {"gradient_clip_val": 0.1, "precision": "bf16-mixed"}),
-        ("net", {"accumulate_grad_batches": 4}),
-        ("many", {}),
-        ("compiled module", {}),
-    ],
-    ids=["batch-norm", "clipped-bf16", "accumulated", "manual", "compiled-module"],
-)
-def test_replicas_are_equal_at_every_validation(kind: str, options: dict[str, Any]) -> None:
-    first, second, third = run_ranks(meetings, 3, kind, EverySteps(4, growth=1.5, limit=7), options)
-    assert len(first) == 4
-    for states in zip(first, second, third, strict=True):
-        assert differs(states[0], states[1]) == differs(states[0], states[2]) == 0.0
 
 
 def replicas(rank: int, world_size: int, buffers: str) -> tuple[State, int]:

@@ -12,7 +12,7 @@ from torchmetrics import MeanMetric
 
 from lightning_gnn_dist import EveryPass, EverySeconds, GrappaStrategy, LocalSGDStrategy, TMAStrategy
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE, plain_ddp
+from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 
 SIZES = [[3, 1, 5], [2, 2, 2], [4, 1, 1]]  # of the batches of each rank: 21 seeds, and 7 to a rank only on average
@@ -96,11 +96,3 @@ def test_ranks_of_unequal_speed_log_the_mean_of_what_each_of_them_saw() -> None:
     for metrics in run_ranks(log, 3, TMAStrategy(EverySeconds(0.1), **PATIENCE)):
         assert metrics["train_ones"] == 1.0
         assert metrics["train"] == pytest.approx(metrics["train_metric"], rel=1e-6)
-
-
-def test_ddp_counts_seeds_as_the_documentation_says() -> None:
-    """Not ours to repair: here for the page on evaluation, which says by how much it is off."""
-    for metrics in run_ranks(log, 3, plain_ddp()):
-        assert metrics["val_ones"] == 1.0  # 21 seeds on 3 ranks
-        assert metrics["test_ones"] == pytest.approx(20 / 18)  # 20 seeds on 3 ranks: counted as 18
-        assert metrics["test_metric"] == pytest.approx(mean_by_hand("test", 3), rel=1e-6)

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
@@ -91,34 +90,6 @@ def test_a_rank_without_seeds_adds_nothing_to_the_statistics() -> None:
         assert (mean - expected).abs().max() < 1e-5
 
 
-class FrozenNorm(pl.Callback):
-    """Keeps the statistics as they came, which is how a pretrained layer is frozen."""
-
-    def __init__(self) -> None:
-        self.stayed: list[bool] = []
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
-        module.norm.eval()
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self.stayed.append(not module.norm.training and module.convs.training)
-
-
-def frozen_statistics(rank: int, world_size: int) -> tuple[list[bool], Tensor]:
-    module = model(Batched)
-    strategy = lgd.LLCGStrategy(lgd.EverySteps(3), buffers="global", **PATIENCE)
-    fit(strategy, module, data_module(), world_size, callbacks=[frozen := FrozenNorm()], limit_val_batches=0)
-    return frozen.stayed, module.norm.running_mean
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-def test_a_frozen_layer_keeps_its_statistics() -> None:
-    for stayed, mean in run_ranks(frozen_statistics, 2):
-        assert stayed == [True] * 3
-        assert not mean.any()
-
-
 # A fit that averages alone over parts which cannot be averaged says so, once, and what to do.
 
 
@@ -128,14 +99,7 @@ ONE_STEP = lgd.EverySteps(1)
 AVERAGES: dict[str, Any] = {"clock": ONE_STEP, **PATIENCE}
 CASES: list[tuple[dict[str, float], dict[str, Any], Any, str]] = [
     (UNLIKE, {"partitioner": lgd.MetisPartitioner()}, lgd.LocalSGDStrategy(**AVERAGES), "different labels"),
-    (
-        UNLIKE,
-        {"partitioner": lgd.MetisPartitioner(), "boundary": lgd.Halo()},
-        lgd.TMAStrategy(**AVERAGES),
-        "different labels",
-    ),
     (UNLIKE, {"partitioner": lgd.MetisPartitioner()}, lgd.LocalSGDStrategy(**AVERAGES, drift=lgd.Drift()), ""),
-    (UNLIKE, {"partitioner": lgd.MetisPartitioner()}, lgd.LLCGStrategy(**AVERAGES), ""),
     (
         UNLIKE,
         {"partitioner": lgd.MetisPartitioner(), "holding": lgd.Holding(lgd.Redeal(8))},
@@ -144,7 +108,6 @@ CASES: list[tuple[dict[str, float], dict[str, Any], Any, str]] = [
     ),
     (UNLIKE, {"partitioner": lgd.SuperNodePartitioner(100)}, lgd.LocalSGDStrategy(**AVERAGES), ""),
     (SPARSE, {"partitioner": lgd.RandomPartitioner()}, lgd.LocalSGDStrategy(**AVERAGES), "lost all their neighbours"),
-    (SPARSE, {"partitioner": lgd.RandomPartitioner(), "boundary": lgd.Halo()}, lgd.LocalSGDStrategy(**AVERAGES), ""),
 ]
 
 
