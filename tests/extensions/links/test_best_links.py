@@ -24,7 +24,6 @@ from lightning_gnn_dist import (
     through_layers,
 )
 from lightning_gnn_dist.extensions.links import search
-from lightning_gnn_dist.extensions.links.best import Best
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -249,19 +248,6 @@ def test_a_gpu_finds_the_same() -> None:
     for ours, theirs in zip(found["cpu"], found["cuda"], strict=True):
         assert ours is not None and theirs is not None
         assert theirs.receivers.equal(ours.receivers) and theirs.scores.equal(ours.scores)
-
-
-def test_equal_scores_are_in_the_order_of_ids_whatever_the_pieces() -> None:
-    scores = torch.randint(3, (50, 40), generator=torch.Generator().manual_seed(0)).double()
-    scores[scores == 0] = -torch.inf
-    for pieces in ([40], [1] * 40, [7, 30, 3]):
-        best, first = Best.none(50, 25, scores), 0
-        for size in pieces:
-            best = best.or_better(torch.arange(first, first + size), scores[:, first : first + size])
-            first += size
-        order = scores.sort(dim=1, descending=True, stable=True)
-        assert best.scores.equal(order.values[:, :25])
-        assert best.ids.equal(order.indices[:, :25].masked_fill(order.values[:, :25] == -torch.inf, -1))
 
 
 class Silent(pl.LightningModule):

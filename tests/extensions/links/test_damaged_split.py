@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import lightning_gnn_dist as lgd
-from tests.graph.storage.test_store import OF_TEXT, Damage, another_kind, array, damaged, entry, graph_of
+from tests.graph.storage.test_store import Damage, another_kind, array, damaged, entry, graph_of
 
 
 @pytest.fixture(scope="module")
@@ -14,13 +14,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root, graph = tmp_path_factory.mktemp("saved"), graph_of(0)
     lgd.split_edges(graph, negatives=3).save(root / "mine" / "links")
     return root
-
-
-@pytest.mark.parametrize("damage", OF_TEXT.values(), ids=OF_TEXT)
-def test_a_damaged_description_is_refused(saved: Path, tmp_path: Path, damage: Damage) -> None:
-    path = damaged(saved, tmp_path, "links", "meta.json", damage)
-    with pytest.raises((ValueError, FileNotFoundError), match=f"{path}"):
-        lgd.LinkSplit.open(path)
 
 
 @pytest.mark.parametrize(

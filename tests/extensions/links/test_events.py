@@ -2,22 +2,19 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist import (
     Graph,
     Isolated,
     LinkDataModule,
-    LinkRanking,
     LinkSplit,
     NeighborSampler,
     RandomPartitioner,
@@ -25,9 +22,7 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.graph.typed.names import EdgeType
-from tests.data_fitting import SOME_STRATEGIES, fit_and_test, trainer
 from tests.placing import batches_of
-from tests.ranks import run_ranks
 
 SENT: EdgeType = ("user", "sent", "item")
 BACK: EdgeType = ("item", "rev_sent", "user")
@@ -243,66 +238,6 @@ def test_labels_in_time(kind: EdgeType | None) -> None:
 
 
 # Fits.
-
-
-class Counts(pl.LightningModule):
-    """Scores a pair by what both ends have received, and looks at all times."""
-
-    def __init__(self, kind: EdgeType | None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear, self.kind, self.ranking = nn.Linear(4, 1), kind, LinkRanking(hits=[1])
-        self.judged: Counter[Any] = Counter()
-
-    def forward(self, batch: Any) -> Tensor:
-        ids, times, label, trees = targets_of(batch, self.kind)
-        counts = torch.zeros(int(trees.max()) + 1, 2)
-        for nodes, store, time in edges_of(batch, self.kind):
-            received = torch.stack([torch.ones(len(time)), time.float()], 1)
-            counts.index_add_(0, nodes.batch[store.edge_index[1]], received)
-        self.judged.update(zip(*ids.tolist(), times.tolist(), label.tolist(), strict=True))
-        scores: Tensor = self.linear(torch.cat([counts[trees[0]], counts[trees[1]]], 1).log1p()).squeeze(1)
-        return scores
-
-    def label(self, batch: Any) -> Tensor:
-        return targets_of(batch, self.kind)[2]
-
-    def training_step(self, batch: Any) -> Tensor:
-        return nn.functional.binary_cross_entropy_with_logits(self(batch), self.label(batch))
-
-    def validation_step(self, batch: Any) -> None:
-        label = self.label(batch)
-        self.ranking.update(self(batch), label)
-        self.log_dict(dict(self.ranking), batch_size=int(label.sum()))
-
-    test_step = validation_step
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def made(kind: EdgeType | None, path: Path, name: str) -> tuple[Counts, LinkDataModule]:
-    return Counts(kind), data_of(path, "edge_time" if kind is None else "time")
-
-
-@KINDS
-@pytest.mark.parametrize("names", SOME_STRATEGIES)
-def test_every_strategy_trains_equal_replicas_judged_exactly(
-    names: list[str], kind: EdgeType | None, tmp_path: Path
-) -> None:
-    split = split_of(kind)
-    split.save(tmp_path / "split")
-    assert LinkSplit.open(tmp_path / "split").fingerprint == split.fingerprint
-    results = run_ranks(fit_and_test, 3, names, partial(made, kind, tmp_path / "split"), "judged")
-    for of_ranks in zip(*results, strict=True):
-        states, metrics, judged = zip(*of_ranks, strict=True)
-        assert all(state[name].equal(states[0][name]) for state in states for name in state)
-        module = Counts(kind)
-        module.load_state_dict(states[0])
-        data = data_of(split, "edge_time" if kind is None else "time")
-        (alone,) = trainer(1).test(module, data, verbose=False)
-        assert sum(judged, Counter()) == module.judged
-        assert all(metric == pytest.approx(dict(alone)) for metric in metrics)
 
 
 def own_split(split: LinkSplit, **options: Any) -> LinkSplit:

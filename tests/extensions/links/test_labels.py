@@ -26,7 +26,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.extensions.links.edges import edges_of
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.data_fitting import SOME_STRATEGIES, fit_and_test, trainer
-from tests.edge_model import KNOWS, USERS, Rater, flat, rated
+from tests.edge_model import BACK, KNOWS, RATES, USERS, Rater, flat, rated
 from tests.every_strategy import PATIENCE
 from tests.extensions.links.ratings import KINDS, data_of, held_of, labelled, split_of, store_of
 from tests.placing import batches_of
@@ -35,60 +35,24 @@ from tests.ranks import run_ranks
 # Batches.
 
 
-def sent(batch: Any, kind: EdgeType | None) -> Counter[tuple[str, int, int]]:
-    """Marks of all messages of a batch, with the node that receives, by its place in the batch's first nodes."""
-    if kind is None:
-        return Counter(
-            ("", m, int(r)) for m, r in zip(batch.edge_mark.tolist(), batch.n_id[batch.edge_index[1]], strict=True)
-        )
-    found: Counter[tuple[str, int, int]] = Counter()
-    for edge_type, store in batch.edge_items():
-        receivers = batch[edge_type[2]].n_id[store.edge_index[1]].tolist()
-        found.update(("__".join(edge_type), m, r) for m, r in zip(store.mark.tolist(), receivers, strict=True))
-    return found
-
-
-def by_hand(graph: Graph, batch: Any, kind: EdgeType | None, *, hide: bool = True) -> Counter[tuple[str, int, int]]:
-    """The messages of two hops around all ends, without edges between the ends of a target, in any direction."""
-    data = graph.to_pyg()
-    stores = {("", "", ""): data} if kind is None else dict(data.edge_items())
-    edges = [
-        ("" if kind is None else "__".join(k), m, (k[0], s), (k[2], r))
-        for k, of in stores.items()
-        for (s, r), m in zip(
-            of.edge_index.T.tolist(), (of.edge_mark if kind is None else of.mark).tolist(), strict=True
-        )
-    ]
-    if kind is None:
-        ends, ids = batch.edge_label_index, (batch.n_id, batch.n_id)
-        first, last = "", ""
-    else:
-        ends, (first, _, last) = batch[kind].edge_label_index, kind
-        ids = batch[first].n_id, batch[last].n_id
-    asked = {((first, s), (last, r)) for s, r in zip(ids[0][ends[0]].tolist(), ids[1][ends[1]].tolist(), strict=True)}
-    shown = asked | {(r, s) for s, r in asked}
-    if hide:
-        edges = [edge for edge in edges if (edge[2], edge[3]) not in shown]
-    reached = {end for pair in asked for end in pair}
-    reached |= {edge[2] for edge in edges if edge[3] in reached}
-    return Counter((k, m, r[1]) for k, m, s, r in edges if r in reached)
-
-
 @KINDS
-def test_a_batch_is_the_graph_around_its_targets_without_them(kind: EdgeType | None) -> None:
+def test_each_labelled_edge_is_asked_for_once_and_sends_nothing_then(kind: EdgeType | None) -> None:
     split = split_of(kind)
-    data, learned = data_of(split), labelled(split.graph, kind)
-    asked = Counter[tuple[int, float]]()
+    data, asked = data_of(split), Counter[tuple[int, float]]()
     for batch in data.train_dataloader():
-        targets = batch if kind is None else batch[kind]
-        assert sent(batch, kind) == by_hand(split.graph, batch, kind)
+        targets, stores = (batch, [batch]) if kind is None else (batch[kind], [batch[k] for k in (RATES, BACK)])
+        first, last = (batch, batch) if kind is None else (batch[kind[0]], batch[kind[2]])
+        sender, receiver = targets.edge_label_index
+        shown = set(zip(first.n_id[sender].tolist(), last.n_id[receiver].tolist(), strict=True))
+        for store, ends in zip(stores, ((first, last), (last, first)), strict=False):
+            pairs = [end.n_id[row].tolist() for end, row in zip(ends, store.edge_index, strict=True)]
+            sent = set(zip(*(pairs if ends[0] is first else pairs[::-1]), strict=True))
+            assert sent and not sent & shown
+            assert kind is not None or not sent & {pair[::-1] for pair in shown}
         asked.update(zip(targets.edge_label_mark.tolist(), targets.edge_label.tolist(), strict=True))
-        stores = [batch] if kind is None else [*batch.edge_stores]
-        assert not any("rating" in name for store in stores for name in store.keys())  # noqa: SIM118
+        assert not any("rating" in name for store in batch.stores for name in store.keys())  # noqa: SIM118
         assert batch.num_targets == len(targets.edge_label)
-    assert asked == learned
-    (batch, *_) = data.test_dataloader()
-    assert sent(batch, kind) == by_hand(split.graph, batch, kind, hide=False)
+    assert asked == labelled(split.graph, kind)
 
 
 @KINDS

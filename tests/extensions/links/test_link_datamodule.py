@@ -1,6 +1,5 @@
 """The data module of links: what ranks are asked for, what they do not see, and that ranking is exact."""
 
-import copy
 import math
 from collections import Counter
 from typing import Any, NamedTuple
@@ -35,27 +34,24 @@ from lightning_gnn_dist import (
     WholePartSampler,
     communities,
     split_edges,
-    through_layers,
 )
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.engine.rng import key
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.links.edges import edges_of
 from lightning_gnn_dist.extensions.links.link_sampler import (
-    HeldLinks,
     LinkSampler,
     OwnLinks,
     edges_at,
     positions_of_links,
-    without_targets,
 )
 from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_receivers, has_edges
 from lightning_gnn_dist.partition.base import Partitioner
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.links.link_model import LinkSAGE, Targets, held, ranks_by_hand
-from tests.layers.test_sight import NUM_NODES, C, F, Net, W, sparse_data
+from tests.layers.test_sight import C, F, Net, W, sparse_data
 from tests.partition.test_default import take_metis_away
 from tests.placing import batches_of, most_seeds, placing
 from tests.ranks import run_ranks
@@ -250,59 +246,6 @@ def test_what_cannot_work_is_refused() -> None:
 # Held links are ranked by rows that layers compute for all nodes as by those of sampled neighbourhoods.
 
 
-class Links(LinkSAGE):
-    """Ranks links by embeddings of layers; with ``blocks`` by those of sampled neighbourhoods, as it always was."""
-
-    def __init__(self, by_layers: bool) -> None:
-        torch.manual_seed(0)
-        super().__init__(FEATURES)
-        self.by_layers = by_layers
-        self.kinds: set[str] = set()
-
-    def layers(self) -> Any:
-        def layer(batch: Any, is_last: bool) -> Tensor:
-            (block,) = batch.blocks
-            x = self.convs[is_last]((batch.x, batch.x[: block.num_dst]), block.adj)
-            return x if is_last else x.relu()
-
-        return [lambda batch: layer(batch, False), lambda batch: layer(batch, True)]
-
-    def forward(self, batch: Any) -> Tensor:
-        self.kinds.add(type(batch).__name__)
-        if not self.by_layers:
-            return super().forward(batch)
-        x, (sender, receiver) = through_layers(self, batch), batch.edge_label_index
-        scores: Tensor = self.decoder(x[sender] * x[receiver]).squeeze(1)
-        return scores
-
-    def validation_step(self, batch: Any) -> None:
-        self.ranking.update(self(batch), batch.edge_label)
-        self.log_dict(dict(self.ranking), batch_size=int(batch.edge_label.sum()))
-
-    test_step = validation_step
-
-
-def rank_links(rank: int, world_size: int) -> list[Any]:
-    strategy: Any = GrappaStrategy(**PATIENCE) if world_size > 1 else "auto"
-    found = []
-    for by_layers in (False, True):
-        module = Links(by_layers)
-        data = module_of(small_split(), evaluation=Evaluation(batch_size=5))
-        (metrics,) = trainer(world_size, copy.deepcopy(strategy)).test(module, data, verbose=False)
-        found.append((metrics, module.kinds))
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
-def test_links_rank_as_before(world_size: int) -> None:
-    expected = rank_links(0, 1)[0][0]
-    for (before, _), (metrics, kinds) in run_ranks(rank_links, world_size) if world_size > 1 else [rank_links(0, 1)]:
-        assert before == pytest.approx(expected, abs=1e-6)
-        assert metrics == pytest.approx(expected, abs=1e-6)
-        assert kinds == {"SeedBatch"}
-
-
 # Edges as seeds: what is removed, what stays, and false edges, which are never true.
 
 
@@ -317,26 +260,6 @@ def weighted() -> Graph:
     return Graph(graph.indptr, graph.indices, graph.node_arrays, {"edge_attr": torch.stack([sender, receiver], 1)})
 
 
-def sampled(sample: Sample) -> list[tuple[int, int]]:
-    rows = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff())
-    ends = sample.nodes[torch.stack([sample.indices.long(), rows])]
-    return list(zip(*ends.tolist(), strict=True))
-
-
-def test_positions_and_edges_are_two_names_of_the_same() -> None:
-    graph = Graph.from_edge_index(torch.tensor([[4, 0, 2, 2], [1, 3, 3, 1]]), 6)  # rows 0, 2, 4 and 5 are empty
-    assert edges_at(graph, torch.arange(4)).tolist() == [[2, 4, 0, 2], [1, 1, 3, 3]]
-
-
-def test_links_are_those_of_one_owner_once_a_pair() -> None:
-    edge_index = torch.tensor([[0, 1, 1, 2, 3, 3, 4, 3], [1, 0, 2, 1, 3, 4, 3, 4]])
-    graph, owner = Graph.from_edge_index(edge_index, 5), torch.tensor([0, 0, 1, 1, 1])
-    links = edges_at(graph, positions_of_links(graph, owner, True))
-    assert links.T.tolist() == [[0, 1], [3, 4], [3, 4]]  # no loop, both copies
-    assert edges_at(graph, positions_of_links(graph, owner, False)).shape[1] == 5
-    assert edges_at(graph, positions_of_links(graph, torch.tensor([0, 0, -1, -1, -1]), True)).T.tolist() == [[0, 1]]
-
-
 def test_edge_arrays_follow_what_is_removed() -> None:
     graph = weighted()
     seeds = positions_of_links(graph, torch.zeros(80, dtype=torch.int64), True)[:20]
@@ -346,38 +269,6 @@ def test_edge_arrays_follow_what_is_removed() -> None:
     assert batch.blocks[1].num_edges == batch.num_sampled_edges[0]
     assert batch.edge_label.tolist() == [1.0] * 20 + [0.0] * 40
     assert batch.batch_size == batch.edge_label_index.unique().numel()
-
-
-def test_only_the_targets_go() -> None:
-    graph = weighted()
-    (sample,) = NeighborSampler([-1, -1]).sample_bulk(graph, [torch.arange(30)], [KEY])
-    before = sampled(sample)
-    (first, *_) = [(s, r) for s, r in before if s < 30 and r < 30]
-    after = sampled(without_targets(graph, sample, torch.tensor([[first[0]], [first[1]]])))
-    assert sorted(before) == sorted([*after, first, first[::-1]])
-    assert sampled(without_targets(graph, sample, torch.empty((2, 0), dtype=torch.int64))) == before
-
-
-def test_no_seeds_are_an_empty_batch() -> None:
-    graph, none = weighted(), torch.empty(0, dtype=torch.int64)
-    (sample,) = LinkSampler(NeighborSampler([2, 2]), OWN).sample_bulk(graph, [none], [KEY])
-    assert assemble(graph, sample).batch_size == 0
-
-
-def test_held_edges_come_with_their_negatives() -> None:
-    graph = weighted()
-    edges, negatives = torch.tensor([[0, 5, 9], [7, 8, 2]]), torch.tensor([[1, 2], [3, 4], [5, 6]])
-    sampler = LinkSampler(NeighborSampler([-1]), HeldLinks(edges, negatives))
-    (sample,) = sampler.sample_bulk(graph, [torch.tensor([2, 0])], [KEY])
-    batch = assemble(graph, sample)
-    pairs = batch.n_id[batch.edge_label_index].T.tolist()
-    assert pairs == [[9, 2], [0, 7], [9, 5], [9, 6], [0, 1], [0, 2]]
-
-
-def test_edges_are_found() -> None:
-    graph = Graph.from_edge_index(torch.tensor([[0, 2, 1], [1, 1, 3]]), 4)
-    asked = torch.tensor([[0, 1, 2, 1, 3], [1, 0, 1, 3, 3]])
-    assert has_edges(graph, asked).tolist() == [True, False, True, True, False]
 
 
 def test_draws_avoid_edges_and_the_node_itself_and_are_uniform() -> None:
@@ -419,22 +310,31 @@ def test_the_only_free_node_is_found_and_none_is_reported() -> None:
 # Held links are judged by rows of the whole graph, though layers count the degrees of senders.
 
 
-def test_rows_of_held_links() -> None:
-    class Embeds(Net):
-        def test_step(self, batch: Any) -> None:
-            self.rows |= dict(zip(batch.n_id[: batch.batch_size].tolist(), self(batch).detach(), strict=True))
+class Embeds(Net):
+    def test_step(self, batch: Any) -> None:
+        self.rows |= dict(zip(batch.n_id[: batch.batch_size].tolist(), self(batch).detach(), strict=True))
 
+
+def rows_of_held(rank: int, world_size: int) -> Embeds:
     torch.manual_seed(1)
     module = Embeds(GCNConv(F, W), GCNConv(W, C)).double()
-    split = split_edges(Graph.from_pyg(sparse_data()), val=0.1, test=0.1, seed=0)
-    data = LinkDataModule(split, sampler=NeighborSampler([3, 3]), batch_size=5, evaluation=Evaluation(batch_size=5))
-    trainer(1).test(module, data, verbose=False)
-    senders = split.graph.indices.long()
-    receivers = torch.arange(NUM_NODES).repeat_interleave(split.graph.degrees())
-    with torch.no_grad():
-        expected = module.whole(split.graph.node_arrays["x"], torch.stack([senders, receivers]))
-    assert module.rows
-    assert all(torch.allclose(row, expected[node], rtol=0, atol=1e-12) for node, row in module.rows.items())
+    data = LinkDataModule(sparse_split(), sampler=NeighborSampler([3, 3]), evaluation=Evaluation(batch_size=5))
+    trainer(world_size, GrappaStrategy(**PATIENCE) if world_size > 1 else "auto").test(module, data, verbose=False)
+    return module
+
+
+def sparse_split() -> LinkSplit:
+    return split_edges(Graph.from_pyg(sparse_data()), val=0.1, test=0.1, seed=0)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_rows_of_held_links(num_ranks: int) -> None:
+    graph = sparse_split().graph
+    for module in run_ranks(rows_of_held, num_ranks):
+        with torch.no_grad():
+            expected = module.whole(graph.node_arrays["x"], edges_of(graph))
+        assert module.rows
+        assert all(torch.allclose(row, expected[node], rtol=0, atol=1e-12) for node, row in module.rows.items())
 
 
 # MRR and Hits@k: ranks with ties, unequal shares, and what cannot be ranked.

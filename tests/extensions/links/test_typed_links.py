@@ -1,7 +1,7 @@
 """Links of one edge type as seeds: batches by hand, exact ranking, equal replicas, and what is refused."""
 
 from collections import Counter
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +17,17 @@ from lightning_gnn_dist import (
     LinkDataModule,
     LinkSplit,
     Loading,
-    MetisPartitioner,
     NeighborSampler,
     Partition,
     RandomPartitioner,
-    SuperNodePartitioner,
     WholePartSampler,
     split_edges,
 )
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.graph.typed.names import EdgeType
-from tests.data_fitting import SOME_STRATEGIES, fit_and_test
 from tests.extensions.links.typed_sage import LinkHetero, targets_of
 from tests.pages import blocks
 from tests.placing import batches_of, most_seeds, placed, seeds_and_source
-from tests.ranks import run_ranks
 from tests.test_readme import after, names, quiet_trainer
 from tests.typed_sage import typed_graph_of_papers
 
@@ -213,53 +209,6 @@ def unequal(graph: Graph) -> Partition:
 
 
 # Fits.
-
-
-def ranked_by_hand(module: LinkHetero, split: LinkSplit, name: str) -> Tensor:
-    """The rank of each held link among its negatives, from one forward over the graph of training edges."""
-    assert split.edge_type is not None
-    with torch.no_grad():
-        rows = module.eval().rows(hetero(split))
-    edges, negatives = split.edges[name], split.negatives[name]
-    scores = [rows["author"][edges[0]][:, None] * rows["paper"][torch.cat([edges[1][:, None], negatives], 1)]][0].sum(2)
-    return 1 + (scores[:, 1:] > scores[:, :1]).sum(1) + (scores[:, 1:] == scores[:, :1]).sum(1) / 2
-
-
-def check_ranking(metrics: Any, module: LinkHetero, split: LinkSplit) -> None:
-    ranks = ranked_by_hand(module, split, "test")
-    assert float(metrics["mrr"]) == pytest.approx(float((1 / ranks).mean()), abs=1e-6)
-    assert float(metrics["hits@3"]) == pytest.approx(float((ranks <= 3).double().mean()), abs=1e-6)
-
-
-def held(split: LinkSplit, name: str) -> Counter[tuple[int, int, float]]:
-    edges, negatives = split.edges[name], split.negatives[name]
-    false = [(s, r, 0.0) for s, row in zip(edges[0].tolist(), negatives.tolist(), strict=True) for r in row]
-    return Counter([(s, r, 1.0) for s, r in pairs(edges)] + false)
-
-
-def made(split: LinkSplit, name: str) -> tuple[LinkHetero, LinkDataModule]:
-    return module_of(split), data_of(split, partitioner=PARTITIONERS[name])
-
-
-PARTITIONERS = {
-    "grappa": RandomPartitioner(),
-    "llcg": MetisPartitioner(),
-    "local_sgd": RandomPartitioner(),
-    "tma": SuperNodePartitioner(12),
-}
-
-
-@pytest.mark.parametrize("names", SOME_STRATEGIES)
-def test_every_strategy_trains_equal_replicas_ranked_exactly(names: list[str]) -> None:
-    split = split_of()
-    for outcomes in zip(*run_ranks(fit_and_test, 2, names, partial(made, split), "targets"), strict=True):
-        (state, metrics, mine), (other, others, theirs) = outcomes
-        assert all(state[name].equal(other[name]) for name in state) and metrics == others
-        assert Counter(mine) + Counter(theirs) == held(split, "test") and mine and theirs
-        module = module_of(split)
-        assert any(not state[name].equal(weight) for name, weight in module.named_parameters())
-        module.load_state_dict(state)
-        check_ranking(metrics, module, split)
 
 
 def test_predictions_are_of_the_chosen_type() -> None:

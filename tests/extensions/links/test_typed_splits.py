@@ -1,17 +1,15 @@
 """Splits of one edge type: nothing shows a held edge, nothing false is true, other types stay, saved ones are equal."""
 
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.test_typed_mistakes import data_with
 
 WRITES: EdgeType = ("author", "writes", "paper")
@@ -112,21 +110,6 @@ def test_a_reverse_of_another_name_is_named() -> None:
     some[by].edge_index = of_all[:, 5:]
     assert lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=by).reverse == by
     assert lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=None).reverse is None
-
-
-@pytest.mark.parametrize("kind", [WRITES, CITES], ids=lambda kind: kind[1])
-def test_a_saved_split_is_the_same(kind: EdgeType, tmp_path: Path) -> None:
-    split = lgd.split_edges(graph(), 0.1, 0.0, negatives=5, edge_type=kind)
-    split.save(tmp_path / "split")
-    opened = lgd.LinkSplit.open(tmp_path / "split")
-    assert (opened.edge_type, opened.reverse, opened.undirected) == (kind, split.reverse, split.undirected)
-    assert opened.fingerprint == split.fingerprint != lgd.split_edges(graph(), 0.1, 0.0, 1, edge_type=kind).fingerprint
-    assert opened.edges["val"].equal(split.edges["val"]) and opened.negatives["val"].equal(split.negatives["val"])
-    assert repr(opened) == f"LinkSplit({opened.graph}, {kind}, val={split.edges['val'].shape[1]})"
-    assert have_names(lgd.Graph.open(tmp_path / "split").types)
-    np.save(tmp_path / "split" / "links" / "edge_types.npy", np.array([99, -1]))
-    with pytest.raises(ValueError, match="edge_types"):
-        lgd.LinkSplit.open(tmp_path / "split")
 
 
 def test_a_split_of_ones_own_is_looked_at_in_both_types() -> None:

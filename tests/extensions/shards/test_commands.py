@@ -9,7 +9,6 @@ import pytest
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.shards.index import Shard
-from tests.cli.test_prepare import check_files_are_compared
 from tests.cli.test_train import EXAMPLES, SMALL, command, logged
 from tests.ranks import run_ranks
 
@@ -63,9 +62,3 @@ def test_any_data_module_has_a_class_path(tmp_path: Path) -> None:
     layered = [f"--output={tmp_path}/logits.npy", *options]
     run_ranks(command, 2, "predict", f"--config={tmp_path}/shares.yaml", *layered)
     assert np.load(tmp_path / "logits.npy").shape == (2000, 8)
-
-
-def test_all_files_are_compared_with_what_was_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    graph = lgd.communities(2000)
-    lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 2, 0), tmp_path / "shares")
-    check_files_are_compared(tmp_path / "shares", capsys)

@@ -19,7 +19,6 @@ from tests.data.test_precision import stored_as
 from tests.data.test_settings import check_copies
 from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE, plain_ddp
-from tests.extensions.shards.fitting import Result, all_figures, check_alike
 from tests.graph.parted import in_order_of_parts, in_order_of_shards, typed_graph_of_widths, uneven_partition
 from tests.graph.test_value_check import spoilt
 from tests.ranks import RankError, run_ranks
@@ -43,29 +42,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lgd.save_shards(graph, partition, folder / "shares")
     in_order_of_parts(graph, partition).save(folder / "whole")
     return folder
-
-
-def fit(rank: int, world_size: int, folder: str, kind: str) -> Result:
-    """With corrections in layers, which shards of types have not; all else is compared there."""
-    options = OPTIONS | {"global_batching": lgd.GlobalBatching(sampler=lgd.LadiesSampler([60, 60]))}
-    data: pl.LightningDataModule
-    if kind == "shards":
-        data = lgd.PartitionedDataModule(
-            f"{folder}/shares", loading=lgd.Loading(bulk_size=3, cache_bytes=2000), **options
-        )
-    else:
-        whole = lgd.Graph.open(f"{folder}/whole")
-        partition = lgd.Partition((torch.arange(400) >= 240).int(), 2)
-        data = lgd.PartitionedDataModule(whole, partitioner=partition, boundary=lgd.Isolated(), **options)
-    pl.seed_everything(0, verbose=False)
-    model = SAGE(12, 4, dropout=0.5, blocks=False)  # as batches have weights, and SAGE means
-    model.predict_step = model.forward  # type: ignore[method-assign]
-    return all_figures(world_size, lgd.LLCGStrategy(lgd.EverySteps(4), **PATIENCE), model, data, f"{folder}/{kind}.npy")
-
-
-@pytest.mark.slow
-def test_training_on_shards_is_training_on_parts(saved: Path) -> None:
-    check_alike(fit, saved)
 
 
 def evaluate(rank: int, world_size: int, folder: str) -> tuple[list[Tensor], list[Tensor]]:
@@ -156,22 +132,6 @@ def test_what_only_a_whole_graph_has_is_refused(saved: Path) -> None:
         data.partition(2)
 
 
-def limited(rank: int, world_size: int, folder: str) -> tuple[int, int, list[Tensor]]:
-    """Where the loader stands after a pass that the trainer has limited, and what it trained on."""
-    data, model = lgd.PartitionedDataModule(f"{folder}/shares", **OPTIONS), SAGE(12, 4)
-    loaders: list[Any] = []
-
-    class Look(pl.Callback):
-        def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-            loaders.append(data._train_batches)
-
-    limits = {"limit_val_batches": 0, "max_epochs": 1, "limit_train_batches": 2}
-    ddp = plain_ddp()
-    trainer(world_size, ddp, callbacks=[Look()], **limits).fit(model, data)
-    (loader,) = loaders
-    return len(loader), loader.state_dict()["batches_done"], model.trained
-
-
 # Training on shards of a typed graph is training on parts of it: to the bit, with every exchange across shards.
 
 
@@ -213,11 +173,21 @@ def data_of(folder: str, kind: str, **more: Any) -> pl.LightningDataModule:
     return lgd.PartitionedDataModule(whole, partitioner=partition, **({"boundary": lgd.Isolated()} | options))
 
 
-def fit_types(rank: int, world_size: int, folder: str, kind: str, name: str, more: dict[str, Any]) -> Result:
-    data = data_of(folder, kind, **more)
+def fit_types(
+    rank: int, world_size: int, folder: str, kind: str, name: str, more: dict[str, Any]
+) -> tuple[list[Tensor], dict[str, float]]:
+    """The weights of a fit, its metrics and those of a test; predictions are written to a file."""
+    data, path = data_of(folder, kind, **more), f"{folder}/{kind}.npy"
     pl.seed_everything(0, verbose=False)
     model = HeteroSAGE(edge_types(folder))
-    return all_figures(world_size, STRATEGIES[name](), model, data, f"{folder}/{kind}.npy")
+    fitting = trainer(world_size, STRATEGIES[name](), callbacks=[lgd.PredictionWriter(path, overwrite=True)])
+    fitting.fit(model, data)
+    weights = [parameter.detach().clone() for parameter in model.parameters()]
+    names = [name for name in ("loss", "accuracy", "val_acc") if name in fitting.callback_metrics]
+    metrics = {name: float(fitting.callback_metrics[name]) for name in names}
+    (tested,) = fitting.test(model, data, verbose=False)
+    fitting.predict(model, data, return_predictions=False)
+    return weights, metrics | {f"test {name}": value for name, value in tested.items()}
 
 
 def edge_types(folder: str) -> list[Any]:
@@ -247,28 +217,11 @@ FITS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", ["llcg", *(pytest.param(name, marks=pytest.mark.slow) for name in list(FITS)[1:])])
 def test_training_on_shards_of_types_is_training_on_parts(saved_types: Path, name: str) -> None:
-    check_alike(fit_types, saved_types, *FITS[name])
-
-
-def fit_again(rank: int, world_size: int, folder: str, out: str) -> list[list[Tensor]]:
-    """Weights of a fit that never stopped, and of one that stopped after a round and was resumed."""
-    found = []
-    for epochs, resumes in ((3, None), (1, None), (3, f"{out}/half.ckpt")):
-        pl.seed_everything(0, verbose=False)
-        model = HeteroSAGE(edge_types(folder))
-        running = trainer(world_size, STRATEGIES["llcg"](), max_epochs=epochs, limit_val_batches=0)
-        running.fit(model, data_of(folder, "shards", boundary=lgd.Halo(1)), ckpt_path=resumes)
-        if epochs == 1:
-            running.save_checkpoint(f"{out}/half.ckpt")
-        else:
-            found.append([parameter.detach().clone() for parameter in model.parameters()])
-    return found
-
-
-@pytest.mark.slow
-def test_a_fit_that_is_resumed_never_stopped(saved_types: Path, tmp_path: Path) -> None:
-    for straight, resumed in run_ranks(fit_again, 2, str(saved_types), str(tmp_path)):
-        assert all(torch.equal(left, right) for left, right in zip(straight, resumed, strict=True))
+    shards, parts = (run_ranks(fit_types, 2, str(saved_types), kind, *FITS[name]) for kind in ("shards", "whole"))
+    for (ours, figures), (theirs, expected) in zip(shards, parts, strict=True):
+        assert all(torch.equal(left, right) for left, right in zip(ours, theirs, strict=True))
+        assert len(figures) > 1 and figures == expected
+    assert (saved_types / "shards.npy").read_bytes() == (saved_types / "whole.npy").read_bytes()
 
 
 BOTH = "sampled by NeighborSampler or TemporalSampler"

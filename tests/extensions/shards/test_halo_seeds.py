@@ -4,13 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 
 import lightning_gnn_dist as lgd
-from tests.boundary.models import Weights, model, weighted_data, weights_of
-from tests.boundary.test_halo_seeds import RANKS, SETTINGS, STEPS, local_sgd, quick, seeds_by_hand, unequal
-from tests.every_strategy import PATIENCE
+from tests.boundary.models import model, weighted_data
+from tests.boundary.test_halo_seeds import RANKS, SETTINGS, local_sgd, quick, seeds_by_hand, unequal
 from tests.graph.parted import in_order_of_parts
 from tests.layers.models import graph_of
 from tests.ranks import run_ranks
@@ -52,25 +50,3 @@ def test_shards_have_the_same_seeds(num_ranks: int, tmp_path: Path) -> None:
             assert whole.node_arrays["y"][seeds].equal(labels)
             strangers += len(set(seeds.tolist()) & around)
     assert strangers
-
-
-def with_corrections(
-    rank: int, world_size: int, folder: Path, whole: lgd.Graph, partition: lgd.Partition
-) -> list[Weights]:
-    found = []
-    for data in (
-        lgd.PartitionedDataModule(folder / "shares", **SETTINGS),
-        lgd.PartitionedDataModule(whole, partitioner=partition, **SETTINGS),
-    ):
-        module = model("SAGE", 1)
-        quick(lgd.LLCGStrategy(lgd.EverySteps(STEPS), **PATIENCE)).fit(module, data)
-        found.append(weights_of(module))
-    return found
-
-
-@pytest.mark.slow
-def test_shards_learn_what_a_whole_graph_does_also_with_anchors(tmp_path: Path) -> None:
-    whole, partition, _ = divided(tmp_path)
-    for shards, parts_of_whole in run_ranks(with_corrections, RANKS, tmp_path, whole, partition):
-        for key, value in parts_of_whole.items():
-            assert torch.equal(shards[key], value), key

@@ -11,13 +11,11 @@ from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import Graph, Partition, communities, save_shards, split_edges
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.extensions.shards.index import Bounds, Shard, TypedBounds
+from lightning_gnn_dist.extensions.shards.index import Bounds, Shard
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.wire.channel import Channel
 from tests.graph.parted import (
-    in_order_of_parts,
-    in_order_of_shards,
     small_graph,
     some_partition,
     typed_graph_of_widths,
@@ -30,20 +28,6 @@ def folder(tmp_path: Path) -> Path:
     graph = small_graph(edge_arrays=True)
     save_shards(graph, some_partition(graph, 3), tmp_path / "shares")
     return tmp_path / "shares"
-
-
-def test_shards_together_are_the_graph(folder: Path) -> None:
-    graph = small_graph(edge_arrays=True)
-    whole = in_order_of_parts(graph, some_partition(graph, 3))
-    shards = [Shard.open(folder, index) for index in range(3)]
-    assert torch.equal(torch.cat([shard.rows.degrees() for shard in shards]), whole.degrees())
-    assert torch.equal(torch.cat([shard.rows.indices for shard in shards]), whole.indices)
-    for name, array in whole.node_arrays.items():
-        assert torch.equal(torch.cat([shard.rows.node_arrays[name] for shard in shards]), array)
-    for name, array in whole.edge_arrays.items():
-        assert torch.equal(torch.cat([shard.rows.edge_arrays[name] for shard in shards]), array)
-    assert [shard.first_node for shard in shards] == shards[0].bounds.nodes[:-1].tolist()
-    assert shards[0].bounds.fingerprint == graph.fingerprint
 
 
 def test_a_host_needs_its_own_shard_only(folder: Path) -> None:
@@ -121,40 +105,6 @@ def test_a_shard_without_nodes_is_refused(tmp_path: Path) -> None:
 def typed_folder(tmp_path: Path) -> Path:
     save_shards(typed_graph_of_widths(), uneven_partition(typed_graph_of_widths(), 3), tmp_path / "shards")
     return tmp_path / "shards"
-
-
-def bounds_of(typed_folder: Path) -> TypedBounds:
-    types = Bounds.read(typed_folder).types
-    assert types is not None
-    return types
-
-
-def test_typed_shards_together_are_the_graph(typed_folder: Path) -> None:
-    whole, bounds = (
-        in_order_of_shards(typed_graph_of_widths(), uneven_partition(typed_graph_of_widths(), 3)),
-        bounds_of(typed_folder),
-    )
-    assert whole.types is not None and bounds.offsets == whole.types.offsets
-    seen = []
-    for index in range(3):
-        shard = Shard.open(typed_folder, index)
-        ids = bounds.to_whole(index, torch.arange(shard.rows.num_nodes))
-        owners, rows = bounds.owners(ids)
-        assert owners.eq(index).all() and rows.equal(torch.arange(shard.rows.num_nodes))
-        for row, node in enumerate(ids.tolist()):
-            ours, theirs = (slice(*g.indptr[i : i + 2].tolist()) for g, i in ((shard.rows, row), (whole, node)))
-            assert shard.rows.indices[ours].equal(whole.indices[theirs])
-            assert shard.rows.types.edge_type[ours].equal(whole.types.edge_type[theirs])
-        seen.append(ids)
-    assert torch.cat(seen).sort().values.equal(torch.arange(whole.num_nodes))
-    for kind in whole.types.node_types:
-        for name, array in whole.types.node_arrays[kind].items():
-            pieces = [Shard.open(typed_folder, index).rows.types.node_arrays[kind][name] for index in range(3)]  # type: ignore[union-attr]
-            assert torch.cat(pieces).equal(array) and pieces[0].dtype == array.dtype
-    for edge_kind in whole.types.edge_types:
-        for name, array in whole.types.edge_arrays[edge_kind].items():
-            pieces = [Shard.open(typed_folder, index).rows.types.edge_arrays[edge_kind][name] for index in range(3)]  # type: ignore[union-attr]
-            assert torch.cat(pieces).equal(array)
 
 
 def test_an_order_of_time_stays(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Layers of a graph that no host holds say what those of the whole graph say, and each halo is sent once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GCN, GATv2Conv, GCNConv, SAGEConv
+from torch_geometric.nn import GATv2Conv, GCNConv, SAGEConv
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.source import assemble
@@ -55,23 +55,6 @@ def deep(kind: str, model: type[Deep] = Deep) -> Deep:
     return model(CONVS[kind], edges="edge_weight" if kind == "gcn" else None, sizes=(5, 8, 8, 3))
 
 
-class Ready(pl.LightningModule):
-    """PyG's GCN, which needs the degrees of the halo, with its input once more at the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.gnn = GCN(5, 5, 3, jk="cat", out_channels=5)
-
-    def layers(self) -> Sequence[Callable[[Data], Tensor]]:
-        *inner, last = lgd.layers_of(self.gnn, edge_weight="edge_weight")
-        return [*inner, lambda batch: last(batch) + batch.x0[: batch.batch_size]]
-
-
-def model_of(kind: str) -> pl.LightningModule:
-    return Ready() if kind == "ready" else deep(kind)
-
-
 def weighted_graph() -> lgd.Graph:
     """With GCN's weights, and ten nodes without any edge."""
     edges = small_graph()
@@ -111,20 +94,20 @@ def predict(rank: int, world_size: int, folder: Path, kind: str) -> list[Tensor]
         seen.append(torch.cat([batch.n_id[: batch.batch_size, None], rows], 1))
 
     options: dict[str, Any] = {"on_rows": evaluate, "budget_bytes": 16 << 20}
-    lgd.predict_by_layer(quiet(world_size), model_of(kind), folder / "shares", folder / "rows.npy", **options)
+    lgd.predict_by_layer(quiet(world_size), deep(kind), folder / "shares", folder / "rows.npy", **options)
     return seen
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world_size", "shards", "kind"),
-    [(2, 2, "sage"), (4, 4, "gcn"), (4, 2, "attention"), (1, 1, "gcn"), (3, 3, "ready")],
-    ids=["two", "one copy", "two copies", "alone", "ready-made"],
+    [(2, 2, "sage"), (4, 4, "gcn"), (4, 2, "attention"), (1, 1, "gcn")],
+    ids=["two", "one copy", "two copies", "alone"],
 )
 def test_layers_of_shards_are_those_of_the_whole(tmp_path: Path, world_size: int, shards: int, kind: str) -> None:
     graph = weighted_graph()
     lgd.save_shards(graph, uneven(shards) if shards > 1 else some_partition(graph, 1), tmp_path / "shares")
-    lgd.predict_by_layer(quiet(1), model_of(kind), graph, tmp_path / "alone.npy")
+    lgd.predict_by_layer(quiet(1), deep(kind), graph, tmp_path / "alone.npy")
     results = run_ranks(predict, world_size, tmp_path, kind)
     expected, found = np.load(tmp_path / "alone.npy"), np.load(tmp_path / "rows.npy")
     np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)

@@ -41,7 +41,7 @@ from lightning_gnn_dist.batches.global_batches import GlobalBatches, OwnSeeds
 from lightning_gnn_dist.graph.typed.names import have_names
 from tests.batch_contents import check_same
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE, every_strategy, plain_ddp
+from tests.every_strategy import PATIENCE
 from tests.extensions.links.link_model import LinkSAGE, Targets, held, ranks_by_hand
 from tests.extensions.shards.graphs import joined
 from tests.extensions.shards.links.splits import (
@@ -99,37 +99,6 @@ def fit(rank: int, world_size: int, strategy: Any, data: Any) -> Outcome:
     fitting.fit(module, data)
     (metrics,) = fitting.test(module, data, verbose=False)
     return Outcome(module.asked, module.judged, state_of(module), dict(metrics))
-
-
-def on_one_host(rank: int, world_size: int, strategy: Any, options: dict[str, Any]) -> Outcome:
-    whole, parts = as_shards_have_it(undirected_split(), unequal(undirected_split().graph, world_size))
-    data = OneHost(whole, partitioner=parts, evaluation=Evaluation(batch_size=20), **OPTIONS, **options)
-    return fit(rank, world_size, strategy, data)
-
-
-def on_shards(rank: int, world_size: int, strategy: Any, folder: str, options: dict[str, Any]) -> Outcome:
-    data = LinkDataModule(
-        folder, evaluation=Evaluation(batch_size=20), loading=Loading(cache_bytes=900), **OPTIONS, **options
-    )
-    return fit(rank, world_size, strategy, data)
-
-
-STRATEGIES = {name: make() for name, make in every_strategy().items()}
-STRATEGIES |= {"ddp": plain_ddp()}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {"boundary": Isolated()}, {"boundary": Halo(1)}], ids=str)
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_training_is_that_of_hosts_with_the_whole_split(saved: Path, name: str, options: dict[str, Any]) -> None:
-    strategy = STRATEGIES[name]
-    ours = run_ranks(on_shards, 2, strategy, str(saved / "of 2"), options)
-    assert differs(ours[0].state, ours[1].state) == 0.0 and ours[0].metrics == ours[1].metrics
-    assert differs(ours[0].state, state_of(model())) > 0
-    if name == "llcg":  # corrections are dealt otherwise
-        return
-    theirs = run_ranks(on_one_host, 2, strategy, {"boundary": Fetch()} | options)
-    assert differs(ours[0].state, theirs[0].state) == 0.0 and ours[0].metrics == theirs[0].metrics
 
 
 def true_pairs(batches: list[Targets]) -> Counter[tuple[int, ...]]:

@@ -5,29 +5,21 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist import Graph, LinkSplit, Loading, NeighborSampler, save_shards
+from lightning_gnn_dist import Graph, Loading, NeighborSampler, save_shards
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.engine.rng import below, draw, key
+from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.links.link_sampler import FALSE_ENDS, FalseEnds
 from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_receivers
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard
-from lightning_gnn_dist.extensions.shards.links import Held, draw_false_ends, held_of_shard, own_share
+from lightning_gnn_dist.extensions.shards.links import draw_false_ends, held_of_shard
 from lightning_gnn_dist.extensions.shards.source import ShardedSource
-from tests.batch_contents import is_same
 from tests.extensions.shards.graphs import CountingGraph, joined, opened
 from tests.extensions.shards.links.splits import (
-    WRITES,
-    as_shards_have_it,
-    directed_split,
-    labelled_split,
     of_shards,
-    priced_split,
-    typed_split,
     undirected_split,
     unequal,
 )
@@ -51,17 +43,6 @@ def drawn(rank: int, world_size: int, folder: str, senders: list[int], candidate
         return found.view(-1).tolist(), graph.turns
 
 
-def by_hand(graph: Graph, sender: int, word: np.uint64, number: int, place: int, candidates: range) -> int:
-    """Sixteen random nodes, then all in order from the last of these on, until there is no edge."""
-    edges = {
-        (s, v) for v in range(graph.num_nodes) for s in graph.indices[graph.indptr[v] : graph.indptr[v + 1]].tolist()
-    }
-    tries = [int(below(np.uint64(draw(word, number, 16 * place + i)), len(candidates))) for i in range(16)]
-    tries += [(tries[-1] + i) % len(candidates) for i in range(1, len(candidates) + 1)]
-    nodes = [candidates[at] for at in tries]
-    return next((node for node in nodes if node != sender and (sender, node) not in edges), nodes[-1])
-
-
 @pytest.mark.parametrize("candidates", [range(90), range(30, 75)], ids=["all", "some"])
 def test_negatives_are_those_of_one_host(tmp_path: Path, candidates: range) -> None:
     graph = dense_graph()
@@ -75,41 +56,8 @@ def test_negatives_are_those_of_one_host(tmp_path: Path, candidates: range) -> N
         expected, _ = draw_receivers(
             whole, torch.tensor([senders]), torch.arange(6) + 100, 2, word, Candidates(candidates)
         )
-        named = [(sender, i + 100, place) for i, sender in enumerate(senders) for place in range(2)]
-        with np.errstate(over="ignore"):
-            assert found == [by_hand(whole, sender, word, i, place, candidates) for sender, i, place in named]
         assert found == expected.flatten().tolist()
         assert turns == 2 + -(-len(candidates) // 64)  # node 0 sends to all: 2 tries, 14, then all nodes in blocks
-
-
-def shared(rank: int, world_size: int, folder: str, num_shards: int) -> tuple[Held, range]:
-    links = Bounds.read(folder).links
-    assert links is not None
-    with joined(rank, world_size, num_shards) as channel:
-        own = held_of_shard(Shard.open(folder, channel.rank), links, "val")
-        return own_share(own, links.held["val"], channel, rank // num_shards, world_size // num_shards)
-
-
-@pytest.mark.parametrize("kind", ["true and false", "labels"])
-def test_held_edges_are_shared_in_the_order_of_shards(tmp_path: Path, kind: str) -> None:
-    split = undirected_split() if kind == "true and false" else labelled_split()
-    partition = unequal(split.graph, 2)
-    partition.assignment[split.edges["val"][1].long()] = 0  # the second shard has no edge to validate on
-    save_shards(split, partition, tmp_path / "shards")
-    whole, _ = as_shards_have_it(split, partition)
-    results, first = run_ranks(shared, 4, str(tmp_path / "shards"), 2), 0
-    for place, rank in enumerate([0, 2, 1, 3]):  # shares lie mostly with the own shard
-        held, numbers = results[rank]
-        count = len(torch.arange(whole.edges["val"].shape[1]).tensor_split(4)[place])
-        assert numbers == range(first, first + count)
-        at = slice(first, first + count)
-        assert is_same(held.edges.long(), whole.edges["val"][:, at])
-        assert (held.negatives is None) == (kind == "labels")
-        if held.negatives is not None:
-            assert is_same(held.negatives.long(), whole.negatives["val"][at])
-        carried = whole.held_arrays.get("val", {})
-        assert is_same(held.arrays, {name: rows[at] for name, rows in carried.items()})
-        first += count
 
 
 def turns_of_bulks(rank: int, world_size: int, folder: str, fanouts: list[int]) -> list[int]:
@@ -138,33 +86,6 @@ def test_a_bulk_of_edges_takes_one_turn_more_than_one_of_nodes(tmp_path: Path) -
 
 
 # Splits of edges in shards: where each held edge lies, what the index says, and what is refused.
-
-
-SPLITS = [undirected_split, directed_split, labelled_split, lambda: typed_split(WRITES), priced_split]
-
-
-@pytest.mark.parametrize("make", SPLITS, ids=["undirected", "directed", "labels", "typed", "typed labels"])
-def test_held_edges_lie_with_the_owner_of_their_receiver(tmp_path: Path, make: Any) -> None:
-    split: LinkSplit = make()
-    partition = unequal(split.graph, 3)
-    save_shards(split, partition, tmp_path / "shards")
-    whole, _ = as_shards_have_it(split, partition)
-    links, first = Bounds.read(tmp_path / "shards").links, dict.fromkeys(split.edges, 0)
-    assert links is not None and Bounds.read(tmp_path / "shards").fingerprint == split.fingerprint
-    said = split.undirected, split.edge_type, split.labels
-    assert (links.undirected, links.edge_type, links.labels) == said
-    assert links.reverse == (split.reverse if isinstance(split.reverse, tuple) else None)
-    for index in range(3):
-        shard = Shard.open(tmp_path / "shards", index)
-        for name in split.edges:
-            held = held_of_shard(shard, links, name)
-            at = slice(first[name], first[name] + held.edges.shape[1])
-            assert is_same(held.edges.long(), whole.edges[name][:, at])
-            assert held.negatives is None or is_same(held.negatives.long(), whole.negatives[name][at])
-            carried = whole.held_arrays.get(name, {})
-            assert is_same(held.arrays, {array: rows[at] for array, rows in carried.items()})
-            first[name] = at.stop
-    assert first == {name: edges.shape[1] for name, edges in split.edges.items()}
 
 
 @pytest.fixture
