@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.extensions.databases.shop import write_shop
 from tests.cli.test_train import command
 from tests.ranks import run_ranks
 
@@ -37,3 +38,17 @@ def test_a_shipped_config_goes_from_tables_to_a_table(name: str, graph: Path, tm
     run_ranks(command, 2, "predict", *own, f"--ckpt_path={checkpoint}", f"--output={out}")
     found = parquet.read_table(out)
     assert found.column_names == COLUMNS[name] and found.num_rows > 0
+
+
+def test_a_shop_is_the_same_for_the_same_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["shop", str(tmp_path / "a"), "--customers", "100"])
+    assert "prepare" in capsys.readouterr().out
+    write_shop(tmp_path / "b", 100)
+    write_shop(tmp_path / "c", 100, seed=1)
+    names = [path.relative_to(tmp_path / "a") for path in sorted((tmp_path / "a").rglob("*")) if path.is_file()]
+    assert len(names) == 9 and all(
+        (tmp_path / "a" / n).read_bytes() == (tmp_path / "b" / n).read_bytes() for n in names
+    )
+    assert (tmp_path / "a" / "order.csv").read_bytes() != (tmp_path / "c" / "order.csv").read_bytes()
+    with pytest.raises(SystemExit, match=r"shop: .*a"):
+        main(["shop", str(tmp_path / "a")])

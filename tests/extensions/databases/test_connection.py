@@ -15,7 +15,7 @@ import pytest
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.databases.column_encoder import read_tables
-from lightning_gnn_dist.extensions.databases.connection import Asked, as_folder
+from lightning_gnn_dist.extensions.databases.connection import as_folder
 from tests.extensions.databases.folders import FILES, TASK, write
 from tests.prepare.kills import killing
 from tests.ranks import start_ranks
@@ -250,11 +250,3 @@ def test_what_cannot_be_read_is_refused(make: Broken, message: str, tmp_path: Pa
 def test_tasks_alone_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="for a database that is named by a connection: leave them out"):
         prepare_graph(write(tmp_path / "files", FILES), tmp_path / "graph", tasks="tasks.sql")
-
-
-def test_words_of_a_task_are_those_above_its_query(tmp_path: Path) -> None:
-    (tmp_path / "tasks.sql").write_text(SQL)
-    asked = Asked.of(tmp_path / "tasks.sql")
-    assert asked.said["tables"] == {"order": {"columns": {"note": "text"}}}
-    assert asked.tasks["stays"]["entity_col"] == "who"
-    assert asked.queries == {"stays/labels": QUERY.strip()}

@@ -188,22 +188,6 @@ def test_answers_of_several_labels(tmp_path: Path) -> None:
     assert graph.types.node_arrays["stays"]["y"].tolist() == [[1, 1], [0, 1], [1, 0], [0, 0], [1, 1]]
 
 
-def test_a_task_does_not_see_what_it_hides(tmp_path: Path) -> None:
-    """The hidden column has arrays of its own, which are gone where the task is learned, and there for others."""
-    other = TASK.replace("stays", "comes") + "remove_columns: [[order, price], [order, due]]\n"
-    labels = FILES["tasks/stays/labels.csv"].replace("stays", "comes")
-    more = {"tasks/comes/manifest.yaml": other, "tasks/comes/labels.csv": labels}
-    graph = prepared(tmp_path, FILES | more)
-    hidden = {"price_x", "due_x", "due_moments"}
-    assert hidden < graph.types.node_arrays["order"].keys()
-    assert not hidden & graph.with_seeds("comes").types.node_arrays["order"].keys()
-    assert hidden < graph.with_seeds("stays").types.node_arrays["order"].keys()
-    seen = {
-        task: {feature.column for feature in tables_of(graph).seen_by(task)["order"]} for task in ("comes", "stays")
-    }
-    assert seen["stays"] - seen["comes"] == {"price", "due"}
-
-
 BUYS = """\
 task_type: recommendation
 src_entity_table: customer

@@ -19,7 +19,7 @@ from torch_geometric.nn import SAGEConv
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.exchange.row_exchange import THREAD_NAME, Route, RowExchange, tied
-from lightning_gnn_dist.wire.channel import open_channel, patience
+from lightning_gnn_dist.wire.channel import open_channel
 from tests.boundary.models import Model, learned_by_hand, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import odd
 from tests.data_fitting import trainer
@@ -297,48 +297,6 @@ def route_of(rank: int) -> Route:
     lengths = [len(ASKED.get((rank, other), [])) for other in range(3)]
     places = torch.arange(sum(lengths)).flip(0)  # received rows may stand anywhere
     return Route(told, list(places.split(lengths)))
-
-
-def exchanged(rank: int, world_size: int, device: str, backend: str) -> tuple[Tensor, Tensor]:
-    if backend == "nccl":
-        device = f"{device}:{rank}"
-        torch.cuda.set_device(rank)
-    dist.init_process_group(backend, timeout=SECONDS)
-    assert patience() == SECONDS
-    channel = open_channel(world_size, torch.device(device))
-    assert channel.device.type == ("cuda" if backend == "nccl" else "cpu")
-    rows = rows_of(rank).to(device).requires_grad_()
-    exchange = RowExchange(channel)
-    gathered, thread = exchange.gather(rows, exchange.begin(), route_of(rank), 0)
-    loss = (tied(gathered, thread) * factors(rank, len(gathered)).to(device)).sum()
-    loss = loss if rank != 2 else tied(rows[:0], thread).sum()  # of one rank the loss depends on nothing
-    loss.backward()
-    assert rows.grad is not None
-    channel.close()
-    return gathered.detach().cpu(), rows.grad.cpu()
-
-
-@pytest.mark.parametrize(
-    ("device", "backend"),
-    [
-        ("cpu", "gloo"),
-        pytest.param("cuda", "gloo", marks=pytest.mark.gpu),
-        pytest.param("cuda", "nccl", marks=pytest.mark.gpu),
-    ],
-)
-def test_rows_and_gradients_are_those_of_one_process(device: str, backend: str) -> None:
-    if backend == "nccl" and torch.cuda.device_count() < 3:
-        pytest.skip("fewer than three CUDA devices")
-    leaves = [rows_of(rank).requires_grad_() for rank in range(3)]
-    loss, expected = torch.zeros((), dtype=torch.float64), []
-    for rank in range(3):
-        pieces = [leaves[other][ASKED.get((rank, other), [])] for other in range(3)]
-        expected.append(torch.cat([leaves[rank], torch.cat(pieces).flip(0)]))
-        loss = loss + ((expected[rank] * factors(rank, len(expected[rank]))).sum() if rank != 2 else 0.0)
-    loss.backward()
-    for rank, (gathered, gradient) in enumerate(run_ranks(exchanged, 3, device, backend)):
-        assert torch.equal(gathered, expected[rank])
-        assert torch.allclose(gradient, leaves[rank].grad, rtol=0, atol=1e-14)  # type: ignore[arg-type]
 
 
 def drawn(rank: int, world_size: int) -> tuple[Tensor, Tensor, list[int]]:

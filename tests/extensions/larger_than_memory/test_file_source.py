@@ -226,49 +226,7 @@ def test_nothing_is_left_open(tmp_path: Path) -> None:
 # The cache holds the rows that are needed soonest, never more than it may, and changes no row.
 
 
-NUM_NODES, NUM_BULKS = 1000, 40
-
-
-def some_bulks() -> list[Tensor]:
-    """Sets of nodes of which a few are in many, as in graphs with hubs."""
-    generator = torch.Generator().manual_seed(0)
-    draws = [torch.rand(150, generator=generator).pow(2) * NUM_NODES for _ in range(NUM_BULKS)]
-    return [draw.long().unique() for draw in draws]
-
-
-def held_by_belady(num_rows: int, known: int) -> list[int]:
-    """By hand: the hits in each bulk, where ids of smaller number win between equal next uses."""
-    bulks, held, fetched, hits = some_bulks(), set[int](), set[int](), []
-    for number, bulk in enumerate(bulks):
-        coming = [set(ids.tolist()) for ids in bulks[number : number + known + 1]]
-
-        def next_use(node: int, coming: list[set[int]] = coming) -> tuple[int, int]:
-            return next((at for at, ids in enumerate(coming) if node in ids), len(coming)), node
-
-        held = set(sorted(held | fetched, key=next_use)[:num_rows])
-        hits.append(len(held & coming[0]))
-        fetched = set(bulk.tolist()) - held
-    return hits
-
-
-@pytest.mark.parametrize("known", [0, 1, 8, NUM_BULKS])
-@pytest.mark.parametrize("num_rows", [1, 100, 250, 500, 1000])
-def test_it_holds_what_is_needed_soonest(num_rows: int, known: int) -> None:
-    x = torch.randn(NUM_NODES, 3, generator=torch.Generator().manual_seed(1))
-    arrays, none = {"x": x, "y": torch.arange(NUM_NODES)}, {"x": x[:0], "y": torch.arange(0)}
-    cache = RowCache(none, num_rows, lambda ids: NUM_NODES - ids)
-    bulks, hits, alone = some_bulks(), [], Caches([cache], cache.num_rows * cache.bytes_per_row)
-    for number, bulk in enumerate(bulks):
-        before = cache.hits
-        alone.settle([bulks[number : number + known + 1]])
-        places, missing = cache.look_up(bulk)
-        fetched = {name: array[missing] for name, array in arrays.items()}
-        cache.offer(missing, fetched)
-        hits.append(cache.hits - before)
-        for name, array in arrays.items():
-            assert gather_joined(none[name], cache.rows[name], fetched[name], places).equal(array[bulk])
-    assert hits == held_by_belady(num_rows, known)
-    assert cache.rows["x"].shape == (num_rows, 3) and cache.asked == sum(map(len, bulks))
+NUM_NODES = 1000
 
 
 def bulks_of_types() -> list[list[Tensor]]:

@@ -26,8 +26,6 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.engine.rng import permutation
-from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.files import FileSource
 from lightning_gnn_dist.extensions.larger_than_memory.memory import BESIDE, Needs
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import (
@@ -108,23 +106,6 @@ def test_expected_reads_are_those_by_hand(sampler: object, sizes: list[int]) -> 
     found = expected_reads(graph, sampler, 6)  # type: ignore[arg-type]
     expected = reads_by_hand(graph, seeds, sizes, math.ceil(len(seeds) / 6))
     assert torch.allclose(found, torch.tensor(expected, dtype=torch.float64), atol=1e-12)
-
-
-def test_rows_that_are_read_most_are_those_that_batches_hold() -> None:
-    graph = communities(3000, 5, num_features=8, mean_degree=12.0, train_share=0.2, seed=1)
-    sampler, seeds = NeighborSampler([6, 4]), graph.split("train")
-    reads = expected_reads(graph, sampler, 60)
-    (held,) = most_read(reads, graph.types, (32,), 32 * 600)
-    drawn = torch.zeros(3000)
-    for epoch in range(6):
-        asked = seeds[permutation(len(seeds), 0, epoch)].split(60)
-        keys = [BatchKey(0, epoch, i) for i in range(len(asked))]
-        for sample in sampler.sample_bulk(graph, asked, keys):
-            drawn[sample.nodes] += 1
-    hit_rate = float(drawn[held].sum() / drawn.sum())
-    assert float(reads[held].sum() / reads.sum()) == pytest.approx(hit_rate, abs=0.02)
-    best = float(drawn.sort(descending=True).values[:600].sum() / drawn.sum())
-    assert best - 0.05 < hit_rate < best
 
 
 def test_rows_of_several_types_fit_together() -> None:

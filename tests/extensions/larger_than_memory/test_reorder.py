@@ -169,14 +169,6 @@ def test_chunks_are_the_graph_among_their_nodes(
         assert num_bytes >= 4 * rows + sum(a.nbytes for of in part.types.node_arrays.values() for a in of.values())
 
 
-def test_a_graph_in_halves_is_read(tmp_path: Path) -> None:
-    graph = small_graph()
-    graph.node_arrays["x"] = graph.node_arrays["x"].bfloat16()
-    found = saved(graph, tmp_path)
-    part, nodes, _ = reader_of(found).read([1, 3])
-    assert part.node_arrays["x"].equal(found.node_arrays["x"][nodes])
-
-
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     graph = saved(small_graph(), tmp_path)
     file = tmp_path / "graph" / "nodes" / "x.npy"
@@ -195,15 +187,6 @@ def test_a_file_that_gets_shorter_while_it_is_read_is_refused(tmp_path: Path, mo
     monkeypatch.setattr(os, "preadv", lambda file, out, at: 0 if at > 5000 else preadv(file, out, at))
     with pytest.raises(ValueError, match="became shorter while it was read"):
         reader.read([8])
-
-
-def test_a_replaced_file_is_refused(tmp_path: Path) -> None:
-    graph = saved(small_graph(), tmp_path)
-    reader, file = reader_of(graph), tmp_path / "graph" / "nodes" / "x.npy"
-    np.save(tmp_path / "other.npy", np.load(file))
-    os.replace(tmp_path / "other.npy", file)
-    with pytest.raises(ValueError, match=r"x.npy was changed or replaced"):
-        reader.read([0])
 
 
 def test_edges_from_no_node_are_refused(tmp_path: Path) -> None:

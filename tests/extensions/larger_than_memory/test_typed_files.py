@@ -1,6 +1,5 @@
 """Batches of a typed graph whose rows are read from files are those of the graph in RAM, whatever is held."""
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -117,30 +116,6 @@ def test_samplers_draw_what_they_draw_in_ram(folder: Path, name: str) -> None:
     source = FileSource(graph, rows, sampler, Loading())
     expected = passes(GraphSource(of_widths(), sampler, all_labels=False), 0)
     check_same(passes(source, 1), expected)
-    rows.close()
-
-
-def read_by_hand(ids: Sequence[Tensor], of_bulk: int, path: Path, width: int) -> int:
-    """The bytes of the blocks that a disk reads for the rows of each bulk, where no row is held and no gap skipped."""
-    begin = path.stat().st_size - COUNTS["word"] * width
-    total = 0
-    for first in range(0, len(ids), of_bulk):
-        nodes = torch.cat(list(ids[first : first + of_bulk])).unique()
-        total += (begin + (int(nodes[-1]) + 1) * width - 1) // 4096 - (begin + int(nodes[0]) * width) // 4096 + 1
-    return 4096 * total
-
-
-def test_what_is_read_are_the_blocks_of_a_disk(folder: Path) -> None:
-    """Words have 36 bytes, and a file of less than a block: each bulk reads one for them, and others for others."""
-    graph = Graph.open(folder)
-    rows = DiskRows.of(graph, 0)
-    assert rows is not None
-    source = FileSource(graph, rows, SAMPLERS["neighbors"], Loading(ahead_bytes=0))
-    batches = list(over(source, SEEDS, 20, seed=1, bulk_size=3, num_threads=0))
-    (file,) = [of for of in rows._reads if of._array is graph.types.node_arrays["word"]["x"]]
-    path = Path(file._name)
-    assert file.bytes_read == read_by_hand([batch["word"].n_id for batch in batches], 3, path, 36)
-    assert rows.fetched_bytes == sum(of.bytes_read for of in rows._reads) > 3 * file.bytes_read
     rows.close()
 
 

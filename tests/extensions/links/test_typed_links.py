@@ -12,7 +12,6 @@ from torch import Tensor
 from lightning_gnn_dist import (
     Fetch,
     Graph,
-    Halo,
     Isolated,
     LinkDataModule,
     LinkSplit,
@@ -23,7 +22,6 @@ from lightning_gnn_dist import (
     WholePartSampler,
     split_edges,
 )
-from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.extensions.links.typed_sage import LinkHetero, targets_of
 from tests.pages import blocks
@@ -162,31 +160,6 @@ def check_seeds(batch: Any, kind: EdgeType) -> None:
     assert whole is not None
     for end in batch.node_types:
         assert batch[end].x.equal(whole.node_arrays[end]["x"][batch[end].n_id])
-
-
-@pytest.mark.parametrize("boundary", [Halo(), Fetch()], ids=repr)
-def test_neighbours_beyond_the_part_come_along_and_no_target(boundary: Boundary) -> None:
-    split = split_of()
-    data = data_of(split, sampler=ALL, boundary=boundary, num_negatives=3)
-    part, true, outside = data.part(0, 3) if boundary == Halo() else data.graph, links(split), 0
-    here, edges = nodes_of(data_of(split).part(0, 3)), {k: pairs(s.edge_index) for k, s in hetero(split).edge_items()}
-    for batch in batches_of(data, part, 3, 0, 0, 3):
-        targets = targets_of(batch, WRITES)
-        assert all(((s, r) in true) == bool(label) for s, r, label in targets)
-        assert all(r in here["paper"] for _, r, label in targets if label)
-        assert boundary == Fetch() or all(s in here["author"] for s, _, _ in targets)
-        outside += sum(r not in here["paper"] for _, r, _ in targets)
-        assert not {(s, r) for k, s, r in edges_of_batch(batch) if k == CITES} - set(edges[CITES])
-        assert batch["paper"].x.equal(hetero(split)["paper"].x[batch["paper"].n_id])
-        shown = hidden(split, {(s, r) for s, r, label in targets if label})
-        for place in range(batch["paper"].batch_size):
-            paper = int(batch["paper"].n_id[place])
-            for kind in [k for k in edges if k[2] == "paper"]:
-                store = batch[kind]
-                row = batch[kind[0]].n_id[store.edge_index[0, store.edge_index[1] == place]].tolist()
-                senders = [s for s, r in edges[kind] if r == paper and (kind, s, r) not in shown]
-                assert sorted(row) == sorted(senders)
-    assert outside > 50 if boundary == Fetch() else outside == 0
 
 
 def test_a_part_with_few_links_repeats_them_with_weight_zero() -> None:

@@ -1,6 +1,5 @@
 """Layers computed on a device, block by block, give the rows of one forward of the whole graph on a CPU."""
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from lightning_gnn_dist.extensions.passes.nodes import FileNodes
 from lightning_gnn_dist.layers.layer_pass import Work
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.data_fitting import trainer
+from tests.extensions.passes.test_prediction import at_most
 from tests.layers.models import MODELS, Sage, graph_of, model, uneven_data, whole_rows
 from tests.layers.typed_model import ByLayers, some_data
 from tests.ranks import run_ranks
@@ -28,11 +28,6 @@ ALL = torch.arange(90)
 MUCH = 1 << 30
 # Bytes of RAM and of the device, and so where the rows of a layer lie.
 PLACES = {"device": (MUCH, MUCH), "RAM": (MUCH, 2_000), "file": (2_000, 2_000)}
-
-
-def at_most(size: int) -> Callable[..., float]:
-    """Foresees that batches of more nodes would take too much."""
-    return lambda of, edges, bytes_in, bytes_out, start, stop: float("inf") if stop - start > size else 0.0
 
 
 def work_of(module: Any, in_ram: int, there: int, folder: Path | None = None, data: Any = DATA) -> FarPass:

@@ -13,8 +13,6 @@ from lightning_gnn_dist.extensions.passes import nodes as of_nodes
 from lightning_gnn_dist.extensions.passes.forecast import Forecast, Memory, bytes_there
 from lightning_gnn_dist.extensions.passes.layer_pass import FarPass
 from lightning_gnn_dist.extensions.passes.nodes import FileNodes
-from lightning_gnn_dist.extensions.passes.row_table import Room, RowTable
-from lightning_gnn_dist.extensions.passes.way import UnderWay, WayAndBack
 from lightning_gnn_dist.graph.storage.mapped import all_maps
 from lightning_gnn_dist.homes.settings import LEAST_BYTES
 from lightning_gnn_dist.layers.layer_pass import Work
@@ -22,65 +20,6 @@ from lightning_gnn_dist.wire.channel import open_channel
 from tests.layers.models import Appnp, Sage, graph_of, uneven_data, whole_rows
 
 CUDA = torch.device("cuda", 0)
-
-
-class Device:
-    """In place of CUDA: it is done with the first ``num_done`` things, and writes down what it is waited for."""
-
-    def __init__(self) -> None:
-        self.num_done, self.num_launched = 0, 0
-        self.waited = list[int]()
-
-    def event(self) -> Any:
-        device, self.num_launched = self, self.num_launched + 1
-        number = self.num_launched
-
-        class Event:
-            def query(self) -> bool:
-                return number <= device.num_done
-
-            def synchronize(self) -> None:
-                device.waited.append(number)
-                device.num_done = max(device.num_done, number)
-
-        return Event()
-
-
-def test_what_is_under_way_is_waited_for_by_its_bytes() -> None:
-    device, under_way = Device(), UnderWay[str](30)
-    for name in "abc":
-        under_way.add(name, 10, device.event())
-        assert list(under_way.done()) == []
-    device.num_done = 1
-    assert list(under_way.done()) == ["a"]
-    under_way.add("d", 20, device.event())
-    assert list(under_way.done()) == ["b"]
-    assert device.waited == [2], "the oldest alone"
-    under_way.add("e", 1_000, device.event())
-    assert list(under_way.done()) == ["c", "d", "e"], "more than may be under way"
-    assert device.waited == [2, 3, 4, 5]
-
-
-def test_the_rest_is_waited_for_once() -> None:
-    device, under_way = Device(), UnderWay[int](100)
-    assert list(under_way.rest()) == []
-    for number in range(9):
-        under_way.add(number, 1, device.event())
-    assert list(under_way.rest()) == [*range(9)]
-    assert device.waited == [9]
-    assert list(under_way.rest()) == list(under_way.done()) == []
-
-
-def test_on_a_cpu_nothing_is_under_way() -> None:
-    way, rows = WayAndBack(torch.device("cpu"), torch.float64), torch.rand(3, 2)
-    assert way.pool is None
-    assert way.there(rows) is rows
-    assert way.inputs(rows).dtype == torch.float64
-    assert way.inputs(torch.arange(3)).dtype == torch.int64
-    back = way.back()
-    ((nodes, found),) = back.send(torch.arange(3), rows)
-    assert nodes.tolist() == [0, 1, 2] and found is rows
-    assert list(back.rest()) == []
 
 
 @pytest.mark.parametrize(
@@ -120,25 +59,6 @@ def test_rows_in_tables_are_no_part_of_a_batch() -> None:
 CPU = torch.device("cpu")
 DATA = uneven_data()
 GRAPH = graph_of(DATA)
-
-
-@pytest.mark.parametrize("most_bytes", [0, 1 << 30], ids=["file", "RAM"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("shape", [(3,), (2, 3), ()], ids=str)
-@pytest.mark.parametrize("ids", [range(5, 25), range(1, 60, 3)], ids=["range", "some"])
-def test_a_table_gives_the_rows_that_it_got(most_bytes, dtype, shape, ids, tmp_path):
-    nodes = torch.tensor(ids)
-    rows = torch.randn(len(nodes), *shape).to(dtype)
-    table = RowTable(nodes, rows, Room(most_bytes, tmp_path))
-    assert table.is_file == (most_bytes == 0)
-    assert list(tmp_path.rglob("*")) == []
-    for part in torch.randperm(len(nodes)).split(6):
-        table.write(nodes[part], rows[part])
-    order = torch.randperm(len(nodes)).repeat(2)
-    found = table.take(nodes[order])
-    assert found.dtype == dtype
-    assert found.equal(rows[order])
-    assert table.take(nodes[:0]).shape == (0, *shape)
 
 
 def rows_of(layers: Any, seeds: Tensor, budget_bytes: int, folder: Path | None = None, graph: Graph = GRAPH) -> Tensor:

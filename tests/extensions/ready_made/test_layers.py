@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, export, load, save
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.nn import GAT, GCN, GIN, PNA, EdgeCNN, GATConv, GraphSAGE, SAGEConv, SGConv
 from torch_geometric.nn.models.basic_gnn import BasicGNN
 
@@ -206,7 +206,6 @@ def test_compiled_modules_and_compiled_layers_give_the_same(kind: str) -> None:
 
 
 WIDTH, CLASSES = 4, 3
-EDGE_TYPES = [("author", "writes", "paper"), ("paper", "cites", "paper")]
 
 
 class OnTensors(nn.Module):
@@ -293,49 +292,6 @@ def test_an_exported_module_needs_torch_alone(tmp_path: Path) -> None:
     ends = torch.tensor([[0, 1, 2, 2], [1, 2, 0, 1]])
     there = torch.tensor(json.loads(alone.stdout))
     torch.testing.assert_close(there, OnTensors(module)(torch.ones(3, WIDTH), ends), rtol=0, atol=1e-6)
-
-
-class Typed(nn.Module):
-    """A layer for each edge type."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList([SAGEConv(WIDTH, CLASSES) for _ in EDGE_TYPES])
-
-    def layers(self) -> list[Any]:
-        def only(batch: Any) -> dict[str, Tensor]:
-            of_types = zip(self.convs, EDGE_TYPES, strict=True)
-            return {"paper": sum(c((batch[k[0]].x, batch["paper"].x), batch[k].edge_index) for c, k in of_types)}
-
-        return [only]
-
-
-class OnTensorsOfTypes(nn.Module):
-    def __init__(self, module: Any) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, x: dict[str, Tensor], edges: dict[str, Tensor]) -> Any:
-        data = HeteroData({kind: {"x": rows} for kind, rows in x.items()})
-        for kind, ends in edges.items():
-            data[tuple(kind.split("__"))].edge_index = ends
-        return through_layers(self.module, data)["paper"]
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-def test_a_module_of_types_is_exported_with_dicts(tmp_path: Path) -> None:
-    def graph(authors: int, papers: int) -> tuple[Any, Any]:
-        ends = [torch.randint(0, min(authors, papers), (2, 20 + n)) for n in range(2)]
-        x = {"author": torch.randn(authors, WIDTH), "paper": torch.randn(papers, WIDTH)}
-        return x, dict(zip(("__".join(kind) for kind in EDGE_TYPES), ends, strict=True))
-
-    module, given = Typed(), graph(5, 9)
-    shapes = {"x": {kind: {0: Dim(kind, min=2)} for kind in given[0]}}
-    shapes["edges"] = {kind: {1: Dim(kind, min=2)} for kind in given[1]}
-    program = export(OnTensorsOfTypes(module), given, dynamic_shapes=shapes, strict=False)
-    for other in (given, graph(30, 7)):
-        torch.testing.assert_close(program.module()(*other), OnTensorsOfTypes(module)(*other), rtol=0, atol=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -16,7 +16,6 @@ from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from lightning_gnn_dist.graph import rows as rows_module
 from tests.graph.typed.graphs import save_arrays, small
 from tests.prepare.kills import until_it_is_there
-from tests.test_typed_mistakes import OF_TABLES, check_tables
 
 PARTS, COUNTS = 3, {"author": 7, "paper": 12, "venue": 3}  # in the order of the files
 
@@ -234,13 +233,6 @@ def test_memory_does_not_grow_with_the_edges(tmp_path: Path, monkeypatch: pytest
         tracemalloc.stop()
     assert max(peaks) < 6_000_000  # 4.6 MB were found, and nearly as many with a sixth of the edges
     assert peaks[1] < 1.5 * peaks[0]
-
-
-@pytest.mark.parametrize(("changes", "options", "message"), OF_TABLES.values(), ids=OF_TABLES)
-def test_mistakes_in_tables(
-    changes: dict[str, str | None], options: tuple[str, ...], message: str, tmp_path: Path
-) -> None:
-    check_tables(changes, options, message, tmp_path, "--shard", "0", "--num-shards", "2")
 
 
 def test_shards_count_from_0() -> None:

@@ -8,37 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from lightning_gnn_dist import EverySteps, LazyAdam, LLCGStrategy, LocalSGDStrategy, WholePartSampler
+from lightning_gnn_dist import EverySteps, LazyAdam, LocalSGDStrategy, WholePartSampler
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
-from tests.sage import SAGE
-from tests.strategies.graph_fitting import data_module, fit, model, small_graph
-
-
-class Table(SAGE):
-    """With rows of its own that it learns, of which a batch touches some."""
-
-    def __init__(self, *args: Any, table: Any = torch.nn.Embedding, sparse: bool = True, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.rows = table(400, 12, sparse=sparse)
-
-    def forward(self, batch: Any) -> Tensor:
-        ids = batch.n_id if isinstance(self.rows, torch.nn.Embedding) else batch.n_id[:, None]
-        batch.x = batch.x + self.rows(ids)
-        return super().forward(batch)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-@pytest.mark.parametrize("table", [torch.nn.Embedding, torch.nn.EmbeddingBag])
-def test_a_step_moves_the_rows_that_it_touches(table: Any) -> None:
-    module = model(Table, table=table)
-    before = module.rows.weight.detach().clone()
-    fit(LLCGStrategy(EverySteps(2), **PATIENCE), module, data_module(), 1, max_epochs=1)
-    moved = (module.rows.weight.detach() != before).any(1)
-    assert 0 < int(moved.sum()) < len(moved)
-
+from tests.strategies.graph_fitting import data_module, fit, small_graph
 
 # Rows that one rank alone trains.
 

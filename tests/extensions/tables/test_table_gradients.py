@@ -109,37 +109,10 @@ def test_steps_are_those_of_one_process_on_all_batches(
 
 
 @pytest.mark.slow
-def test_the_ledger_counts_the_bytes_of_touched_rows() -> None:
-    """Ids go to all, a row of both ranks goes to one of them, and each sum to the other."""
-    with_rows, without = (run_ranks(sent, 2, flag) for flag in (True, False))
-    more = sum(own - other for own, other in zip(with_rows, without, strict=True))
-    expected = 2 * BATCHES * (8 * 2 + 4 * 2 / 2)  # of each rank and step: two lengths, and the flags
-    expected += 2 * 12 * WIDTH * 8 / 2  # the table, at the start
-    for batch, other in zip(*(batches_of(rank, BATCHES) for rank in range(2)), strict=True):
-        own, theirs = set(batch[1].flatten().tolist()), set(other[1].flatten().tolist())
-        expected += (len(own) + len(theirs)) * 4 + len(own & theirs) * 8 * WIDTH + len(own | theirs) * 8 * WIDTH
-    assert more == pytest.approx(expected)
-
-
-def sent(rank: int, world_size: int, trains: bool) -> float:
-    module = OfData()
-    module.rows.requires_grad_(trains)
-    before = collectives.traffic.bytes_sent
-    fit(rank, GrappaStrategy(**PATIENCE), module, devices=world_size, train=Loader(rank), max_epochs=1)
-    return collectives.traffic.bytes_sent - before
-
-
-@pytest.mark.slow
 def test_other_gradients_may_be_rounded_and_rows_are_not() -> None:
     first, second = run_ranks(grappa, 2, False, "LazyAdam", {}, {"reducer": Rounded(8)})
     assert differs(first, second) == 0.0
     assert differs(first, by_hand(2, "LazyAdam")) < 0.05
-
-
-def alone(rank: int, world_size: int) -> None:
-    module = OfData()
-    module.head.requires_grad_(False)
-    fit(rank, GrappaStrategy(**PATIENCE), module, devices=world_size, train=Loader(rank))
 
 
 class Wrong(OfData):
