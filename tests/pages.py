@@ -20,14 +20,22 @@ _FENCE = re.compile(r"^ *```(\w*)$")
 
 def public() -> dict[str, Any]:
     """Everything on the page of the API by its name: all that the package exports, and more from modules."""
-    found = {}
+    return {name: thing for name, thing in _of_api() if thing is not None}
+
+
+def gone() -> set[str]:
+    """The names on that page that went with the folder of an extension."""
+    return {name for name, thing in _of_api() if thing is None}
+
+
+def _of_api() -> Iterator[tuple[str, Any]]:
     for place in re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE):
         try:
-            found[place.rpartition(".")[2]] = resolve_name(place)
+            yield place.rpartition(".")[2], resolve_name(place)
         except (ImportError, AttributeError):
-            if not MISSING:  # else it went with an extension
+            if not MISSING:
                 raise
-    return found
+            yield place.rpartition(".")[2], None
 
 
 class Block(NamedTuple):
