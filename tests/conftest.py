@@ -28,13 +28,15 @@ from tests.extensions import MISSING
 if TYPE_CHECKING:
     from torch_geometric.data import Data
 
-# What is by nature about the whole package, golden runs, pages and examples: without one of the extensions that the
-# tests know it is not collected. All else outside of tests/extensions names none.
-OF_ALL = [
-    *("combinations.py", "golden", "gpu", "test_combinations.py", "test_docs.py", "test_examples.py", "test_golden.py"),
-    *("test_notebook.py", "test_peers.py", "test_questions.py", "test_readme_code.py", "test_tutorials.py"),
+# What is by nature about the whole package, golden runs and examples: without one of the extensions that the tests know
+# it is not collected. Pages are about all of it too, and skip then what they need of it. All else outside of
+# tests/extensions names none.
+WHOLE = [
+    *("combinations.py", "golden", "gpu", "test_combinations.py", "test_examples.py", "test_golden.py"),
+    *("test_notebook.py", "test_tutorials.py"),
 ]
-collect_ignore = OF_ALL if MISSING else []
+OF_ALL = [*WHOLE, "test_docs.py", "test_peers.py", "test_questions.py", "test_readme_code.py"]
+collect_ignore = WHOLE if MISSING else []
 KERNELS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lightning_gnn_dist", "kernels")
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 

@@ -48,6 +48,7 @@ def test_an_arrow_is_an_import(one: str, other: str) -> None:
     assert imports(one, other) or imports(other, one)
 
 
+@pytest.mark.skipif(bool(MISSING), reason="what needs another may have lost modules with it")
 @pytest.mark.parametrize("name", EXTENSIONS)
 def test_an_extension_imports_what_it_comes_in_by(name: str) -> None:
     assert [place for place in EXTENSIONS[name] if not imports(f"extensions/{name}", place)] == []
