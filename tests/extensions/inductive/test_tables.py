@@ -1,8 +1,5 @@
 """Tables of nodes that came after training name them by the ids that the user gave, and have the rows of a forward."""
 
-import os
-import sys
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +10,12 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.cli.train import nodes_asked
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids
 from tests.callbacks.test_tables import COUNT, NAMES, Rows, check, prepared, prepared_from, start
 from tests.ranks import run_ranks
 
 NEW = ["brand-new", "z"]
 WRITES = ("author", "writes", "paper")
-CONFIG = """\
-seed_everything: 0
-model: tests.callbacks.test_tables.Rows
-data: {graph: graph, sampler: {class_path: lightning_gnn_dist.NeighborSampler, init_args: {num_neighbors: [5]}}}
-trainer: {accelerator: cpu, devices: 2, logger: false, enable_progress_bar: false, enable_checkpointing: false,
-  enable_model_summary: false, strategy: {class_path: lightning_gnn_dist.GrappaStrategy}}
-"""
 
 
 class OfPapers(pl.LightningModule):
@@ -111,48 +99,3 @@ def test_tables_of_new_nodes_have_the_ids_they_came_with(tmp_path: Path) -> None
     papers = [*(f"P{7 * n % 11}" for n in range(11)), "P99", "P77"]
     check(out / "papers.parquet", ["P77", papers[3], "P99"], papers, rows)
     assert not (out / "no.parquet").exists()
-
-
-def ask(rank: int, world_size: int, folder: Path, *options: str) -> None:
-    os.chdir(folder)
-    other = "--data.evaluation.on=later"
-    for name, more in (("all", []), ("some", ["--nodes=z,W21", "--by_user_id=true"])):
-        sys.argv = ["lightning-gnn-dist", "predict", "--config=my.yaml", f"--output={name}.parquet", other, *more]
-        main()
-
-
-@pytest.mark.slow
-def test_the_command_names_new_nodes_by_ids_of_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    pytest.importorskip("pyarrow")
-    prepared(tmp_path)
-    later, known = prepared_again(tmp_path), NAMES + NEW
-    tmp_path.joinpath("my.yaml").write_text(CONFIG)
-    run_ranks(ask, 2, tmp_path)
-    x: Any = later.node_arrays["x"]
-    rows = rows_by_hand(Rows().conv, x, x, later.to_pyg().edge_index)  # type: ignore[arg-type]
-    for name, names in (("all", known), ("some", ["z", "W21"])):
-        check(tmp_path / f"{name}.parquet", names, known, rows)
-    data = lgd.PartitionedDataModule(tmp_path / "graph").on(tmp_path / "later")
-    asked: Any = nodes_asked(data, Namespace(nodes="z", by_user_id=True, ids_of=None))
-    assert asked.tolist() == [COUNT + 1]  # of the graph that is predicted
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-    other, one = (
-        "--data.evaluation.on=later",
-        "--trainer={accelerator: cpu, devices: 1, logger: false, enable_checkpointing: false}",
-    )
-    for options, says in (
-        (["--nodes=W99", "--by_user_id=true"], "has the id 'W99'"),
-        (["--nodes=42", "--ids_of=graph"], "graph has ids of 41 nodes, and the graph that is predicted has 43"),
-        (
-            ["--nodes=0", "--output=all.parquet"],
-            "all.parquet exists already. Name another --output, or --overwrite true.",
-        ),
-    ):
-        command = ["lightning-gnn-dist", "predict", "--config=my.yaml", other, one, "--output=no.parquet", *options]
-        monkeypatch.setattr(sys, "argv", command)
-        with pytest.raises(SystemExit):
-            main()
-        assert says in capsys.readouterr().err and not (tmp_path / "no.parquet").exists()

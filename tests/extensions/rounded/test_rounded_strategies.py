@@ -5,19 +5,15 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import EverySteps, GrappaStrategy, LLCGStrategy, LocalSGDStrategy, Outer, Rounded
+from lightning_gnn_dist import EverySteps, LLCGStrategy, LocalSGDStrategy, Outer, Rounded
 from lightning_gnn_dist.extensions.rounded.codec import Codec
 from lightning_gnn_dist.extensions.rounded.rounded_mean import RoundedMean, means_together
-from lightning_gnn_dist.wire.collectives import traffic
 from lightning_gnn_dist.wire.hosts import find_hosts, open_channel_of_means
 from tests.every_strategy import PATIENCE
 from tests.ranks import join, run_ranks
-from tests.sage import SAGE
 from tests.strategies.fitting import differs, state_of
 from tests.strategies.graph_fitting import data_module, fit, model
 from tests.strategies.test_llcg_default import RANKS, STEPS, by_hand, in_rounds, plain
@@ -34,38 +30,6 @@ def test_a_round_is_nearly_that_by_hand_in_fewer_bits() -> None:
         # Adam's first steps are as long for a gradient near zero, whose sign rounding may change.
         away = sum(float((rounded[name] - expected[name]).square().sum()) for name in expected)
         assert 0 < away < 0.02 * sum(float((start[name] - expected[name]).square().sum()) for name in expected)
-
-
-def sent(rank: int, world_size: int) -> list[float]:
-    """Bytes of a local step of Grappa, of LLCG in rounds of ten, and of fifty, once the first round has begun."""
-    counted = []
-    strategies = [
-        GrappaStrategy(**PATIENCE),
-        *(LLCGStrategy(EverySteps(steps), reducer=Rounded(8), **PATIENCE) for steps in (10, 50)),
-    ]
-    for strategy, epochs in zip(strategies, (4, 3, 1), strict=True):
-        marks: list[float] = []
-        module = model(Wide)
-        module.on_train_epoch_start = lambda marks=marks: marks.append(traffic.bytes_sent)
-        module.on_train_end = lambda marks=marks: marks.append(traffic.bytes_sent)
-        trainer = fit(strategy, module, data_module(), world_size, max_epochs=epochs, limit_val_batches=0)
-        counted.append((marks[-1] - marks[0]) / trainer.global_step)
-    return counted
-
-
-class Wide(SAGE):
-    """Has enough weights, so that other messages are small beside them."""
-
-    def __init__(self, num_features: int, num_classes: int) -> None:
-        super().__init__(num_features, num_classes)
-        self.convs = torch.nn.ModuleList([SAGEConv(num_features, 512), SAGEConv(512, num_classes)])
-
-
-@pytest.mark.slow
-def test_it_sends_a_fifth_of_grappa_at_ten_steps_and_a_sixteenth_at_fifty() -> None:
-    for every_step, tens, fifties in run_ranks(sent, 2):
-        assert tens < 0.2 * every_step
-        assert fifties < every_step / 16  # four corrections more
 
 
 def exchanges_of_rounds(rank: int, world_size: int) -> list[int]:

@@ -58,15 +58,10 @@ MALFORMED = [
     ("[" * 1900, "The body is nested too deep"),
     ([1], "The request must be an object with ['type', 'nodes', 'new', 'edges'], got [1]."),
     ({"node": [1]}, "The request may have ['type', 'nodes', 'new', 'edges'], got 'node'."),
-    (
-        {"nodes": [3], "best_links": 9},
-        "The request may have ['type', 'nodes', 'new', 'edges'], got 'best_links'.",
-    ),
     ({"type": "paper"}, "type is for a graph with types, and this one has none, got 'paper'."),
     ({}, 'nodes must name a node at least, such as {"nodes": [0]}, got none.'),
     ({"nodes": 3}, "nodes must be a list, got 3."),
     ({"nodes": [60]}, "nodes must name nodes by an id from 0 to 59, got 60."),
-    ({"nodes": [True]}, "nodes must name nodes by an id from 0 to 59, got True."),
     ({"nodes": ["new:0"]}, "nodes must name nodes by an id from 0 to 59, as the request has no new ones, got 'new:0'."),
     ({"nodes": [*range(9)]}, "nodes may have 8 entries, got 9: ask several times."),
     ({"new": {"y": [1]}}, "new may have ['x', 'num_nodes'], got 'y'."),
@@ -80,9 +75,7 @@ MALFORMED = [
         {"new": {"x": [X, X[:3]]}},
         "x of new must be finite numbers of shape [2, 4], got [[0.5, 1, -2, 3], [0.5, 1, -2]].",
     ),
-    ({"new": {"x": [["a", 1, 2, 3]]}}, "x of new must be finite numbers of shape [1, 4], got [['a', 1, 2, 3]]."),
     ('{"new": {"x": [[1e999, 1, 2, 3]]}}', "x of new must be finite numbers that torch.float64 can hold"),
-    ({"new": {"x": [[10**400, 1, 2, 3]]}}, "x of new must be finite numbers of shape [1, 4]"),
     ({"new": {"x": [X]}, "edges": [[3]]}, "edges must be pairs of a sender and a receiver, got [3]."),
     (
         {"new": {"x": [X]}, "edges": [[3, 4]]},
@@ -94,7 +87,6 @@ MALFORMED = [
     ),
     ({"new": {"x": [X]}, "edges": [[3, "new:0"]] * 21}, "edges may have 20 entries, got 21: ask several times."),
     ({"new": {"x": [X]}, "edges": [["new:0", v] for v in range(9)]}, "edges may be 20 with those of the graph into"),
-    ({"new": {"x": [X]}, "edges": {"pairs": [], "z": []}}, "edges may have ['pairs'], got 'z'."),
 ]
 
 

@@ -1,18 +1,12 @@
 """Laws of walks and shadows."""
 
-import sys
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 from torch_geometric.utils import k_hop_subgraph
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.source import GraphSource
-from lightning_gnn_dist.engine import compiling
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.extensions.subgraphs.shadow import sample_egos
 from tests.graph.typed.graphs import small
 from tests.loaders import over
 from tests.sampling.reference import random_graph
@@ -122,22 +116,6 @@ def test_a_shadow_draws_what_neighbour_sampling_draws():
     assert sample.indices.numel() > drawn.indices.numel()
 
 
-def test_a_kernel_is_kept_under_the_sources_of_its_parts_too() -> None:
-    graph = random_graph()
-    seeds = graph.indices[:1].long()
-    lgd.ShadowSampler([2], num_hops=1).sample_bulk(graph, [seeds], [PLACE])
-    digest = compiling.digest_of(Path(compiling.__file__).parent)
-    pattern = (
-        f"*sample_egos_{digest}*.py{sys.version_info.major}{sys.version_info.minor}.nbi"  # others keep theirs there
-    )
-    assert len(list(Path(sample_egos.stats.cache_path).glob(pattern))) == 1  # type: ignore[attr-defined]
-
-
 def test_graphs_with_types_have_no_weights_of_walks():
     with pytest.raises(ValueError, match=r"RandomWalkSampler\(visits=50\) draws from graphs without types"):
         lgd.RandomWalkSampler(2).sample_bulk(lgd.Graph.from_pyg(small()), [torch.arange(3)], [PLACE])
-
-
-def test_numbers_of_numpy_become_plain():
-    sampler = lgd.RandomWalkSampler(np.int8(2), visits=np.uint8(100))
-    assert [type(value) for value in (sampler.num_hops, sampler.visits)] == [int, int]

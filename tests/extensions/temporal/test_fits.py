@@ -245,10 +245,6 @@ def test_what_would_show_the_future_is_refused(case: str) -> None:
 
 def test_what_does_not_draw_by_time_is_refused(tmp_path: Path) -> None:
     graph = lgd.communities(300, 4, seed=3)
-    with pytest.raises(
-        ValueError, match="TemporalSampler draws around edges at their times, and this split holds them back at random"
-    ):
-        lgd.LinkDataModule(lgd.split_edges(graph, val=0.1), sampler=SAMPLER)
     lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 1, seed=0), tmp_path / "shards")
     with pytest.raises(ValueError, match="neither edges nor nodes of the graph have it"):
         lgd.PartitionedDataModule(tmp_path / "shards", sampler=SAMPLER).setup("fit")
