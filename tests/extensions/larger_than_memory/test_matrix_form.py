@@ -1,4 +1,4 @@
-"""Bulk sampling by products of sparse matrices, exactly as in Tripathy, Yelick, Buluc (MLSys 2024, arXiv:2311.02909).
+"""Bulk sampling by products of matrices, exactly as in Tripathy, Yelick, Buluc (MLSys 2024, arXiv:2311.02909).
 
     node-wise    Q: a row for each frontier node of each batch, 1 at the node       P = Q A
     layer-wise   Q: a row for each batch, 1 at all of its frontier                  P = Q (A o A)
@@ -26,7 +26,6 @@ from lightning_gnn_dist.extensions.larger_than_memory import device_draws as ten
 from lightning_gnn_dist.extensions.larger_than_memory.device_draws import below, distinct, draw, keys_of, scales, unit
 from lightning_gnn_dist.extensions.larger_than_memory.stack import Edges, Stack
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.block import spend_warning
 from lightning_gnn_dist.sampling.layer_wise import LayerSampler
 from tests.sampling import reference
 from tests.sampling.neighborhoods import assert_same
@@ -37,109 +36,70 @@ def matrix_form(
     sampler: NeighborSampler | LayerSampler, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]
 ) -> list[Sample]:
     """Draw the batches of a sampler by products of matrices. The graph must not hold an edge twice."""
-    matrix = adjacency(graph)
-    stack = Stack([ids.to(matrix.device) for ids in seeds], graph.num_nodes)
-    grow = _node_wise if isinstance(sampler, NeighborSampler) else _layer_wise
+    rows = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+    matrix = torch.zeros(graph.num_nodes, graph.num_nodes, dtype=torch.float64)  # A: the edge's position plus 1
+    matrix[rows, graph.indices.long()] = torch.arange(1, graph.num_edges + 1).double()
+    assert matrix.count_nonzero() == graph.num_edges
+    stack = Stack(list(seeds), graph.num_nodes)
     for hop, words in enumerate(keys_of(keys, sampler.num_hops, matrix.device)[:, :-1]):
         stack.trim()
-        stack.grow(grow(sampler, graph, matrix, stack, words, hop))
+        nodes = torch.nn.functional.one_hot(stack.nodes[:-1], graph.num_nodes).double()
+        grow = _node_wise if isinstance(sampler, NeighborSampler) else _layer_wise
+        stack.grow(grow(sampler, graph, nodes @ matrix, stack, words, hop))
     return stack.samples(with_ids=bool(graph.edge_arrays))
 
 
-def adjacency(graph: Graph) -> Tensor:
-    """The sparse matrix A, shape (N, N). Each entry is the position of its edge plus 1, for 0 is no entry."""
-    graph.check_edges()  # torch does not check the indices of a sparse matrix
-    rows = torch.arange(graph.num_nodes, device=graph.indices.device).repeat_interleave(graph.degrees())
-    numbers = torch.arange(1, graph.num_edges + 1, dtype=torch.float64, device=rows.device)
-    spend_warning()
-    matrix = _sparse(rows, graph.indices, numbers, graph.num_nodes, graph.num_nodes)
-    assert matrix.values().numel() == graph.num_edges  # an entry holds one edge
-    return matrix
+def _entries(product: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The rows, columns and positions of the edges of a product with A."""
+    row, column = product.nonzero().T
+    return row, column, product[row, column].long() - 1
 
 
-def _sparse(rows: Tensor, columns: Tensor, values: Tensor, num_rows: int, num_columns: int) -> Tensor:
-    index = torch.stack([rows, columns.to(torch.int64)])
-    return torch.sparse_coo_tensor(index, values, (num_rows, num_columns), check_invariants=False).coalesce()
-
-
-def _one_hot(columns: Tensor, num_columns: int) -> Tensor:
-    rows = torch.arange(columns.numel(), device=columns.device)
-    return _sparse(rows, columns, torch.ones_like(rows, dtype=torch.float64), columns.numel(), num_columns)
-
-
-def _values(sampler: NeighborSampler | LayerSampler, graph: Graph) -> Tensor:
-    """A weight for each edge of the graph, float64: the array that the sampler names, or 1 / in-degree."""
-    if sampler.weight is not None:
-        return graph.edge_arrays[sampler.weight].view(-1).to(torch.float32).to(torch.float64)
-    return 1.0 / graph.degrees().repeat_interleave(graph.degrees()).to(torch.float64)
-
-
-# Node-wise.
-
-
-def _node_wise(sampler: NeighborSampler, graph: Graph, matrix: Tensor, stack: Stack, keys: Tensor, hop: int) -> Edges:
-    batch, nodes = stack.batch[:-1], stack.nodes[:-1]
-    product = torch.sparse.mm(_one_hot(nodes, graph.num_nodes), matrix).coalesce()
-    row, position = product.indices()[0], product.values().long() - 1
-    degrees = torch.bincount(row, minlength=nodes.numel())
-    first, size = degrees.cumsum(0) - degrees, sampler.per_hop[hop]
+def _node_wise(sampler: NeighborSampler, graph: Graph, product: Tensor, stack: Stack, words: Tensor, hop: int) -> Edges:
+    (row, column, position), nodes = _entries(product), stack.nodes[:-1]
+    degrees, size = torch.bincount(row, minlength=nodes.numel()), sampler.per_hop[hop]
     is_drawn = (degrees > (0 if sampler.replace else size)) & (size >= 0)
-    slots = _draw_slots(sampler, keys[batch], nodes, degrees, is_drawn, size)
+    keys, ids, bound = (vector[is_drawn, None] for vector in (words[stack.batch[:-1]], nodes, degrees))
+    slots = ids[:, :0]
+    if size >= 0 and sampler.replace:
+        slots = below(draw(keys, ids, torch.arange(size)), bound)
+    elif size >= 0:
+        slots = distinct(keys, ids, bound, size)
+    first = degrees.cumsum(0) - degrees
     entries = torch.cat([(~is_drawn[row]).nonzero().view(-1), (first[is_drawn, None] + slots).view(-1)])
     entries = entries[row[entries].argsort(stable=True)]
-    position = position[entries]
-    return Edges(row[entries], graph.indices[position].long(), position, None)
+    return Edges(row[entries], column[entries], position[entries], None)
 
 
-def _draw_slots(
-    sampler: NeighborSampler, keys: Tensor, nodes: Tensor, degrees: Tensor, is_drawn: Tensor, size: int
-) -> Tensor:
-    """The slots of the edges that are drawn from each row that is not taken whole."""
-    if size < 0:
-        return nodes[is_drawn, None][:, :0]
-    keys, nodes, bound = (vector[is_drawn, None] for vector in (keys, nodes, degrees))
-    if sampler.replace:
-        return below(draw(keys, nodes, torch.arange(size, device=keys.device)), bound)
-    return distinct(keys, nodes, bound, size)
-
-
-# Layer-wise.
-
-
-def _layer_wise(sampler: LayerSampler, graph: Graph, matrix: Tensor, stack: Stack, keys: Tensor, hop: int) -> Edges:
-    batch, nodes, n = stack.batch[:-1], stack.nodes[:-1], graph.num_nodes
-    values = _values(sampler, graph)
-    rows = torch.sparse.mm(_one_hot(nodes, n), matrix).coalesce()  # Q_R A
-    (row, column), position = rows.indices().unbind(), rows.values().long() - 1
-    chances = _chances(sampler, matrix, values, stack, hop)  # (k * n,)
-    node = torch.arange(n, device=keys.device)
-    is_drawn = unit(draw(keys[:, None], node, 0)).view(-1) < chances
-    inverse = torch.where(is_drawn, 1.0 / chances, 0.0)
-    shifted = _sparse(row, column + batch[row] * n, rows.values(), nodes.numel(), stack.num_batches * n)
-    drawn = is_drawn.nonzero().view(-1)
-    select = _sparse(drawn, drawn, torch.ones_like(inverse[drawn]), inverse.numel(), inverse.numel())
-    chosen = torch.sparse.mm(shifted, select).coalesce()  # (Q_R A) Q_C
-    whole = values.new_zeros(nodes.numel()).index_add_(0, row, values[position])
-    (row, column), position = chosen.indices().unbind(), chosen.values().long() - 1
-    weight = values[position] * inverse[column]
+def _layer_wise(sampler: LayerSampler, graph: Graph, product: Tensor, stack: Stack, words: Tensor, hop: int) -> Edges:
+    batch, n = stack.batch[:-1], graph.num_nodes
+    values = 1.0 / graph.degrees().repeat_interleave(graph.degrees()).double()
+    if sampler.weight is not None:
+        values = graph.edge_arrays[sampler.weight].view(-1).float().double()
+    chances = _chances(sampler, graph, values, stack, hop)
+    is_drawn = unit(draw(words[:, None], torch.arange(n), 0)) < chances
+    row, _, position = _entries(product)
+    whole = values.new_zeros(len(product)).index_add_(0, row, values[position])
+    row, column, position = _entries(product * is_drawn[batch])  # (Q_R A) Q_C
+    weight = values[position] / chances[batch[row], column]
     if sampler.normalize:
         kept = torch.zeros_like(whole).index_add_(0, row, weight)
         weight = weight * torch.where(kept > 0, whole / kept, 1.0)[row]
-    return Edges(row, column % n, position, weight)
+    return Edges(row, column, position, weight)
 
 
-def _chances(sampler: LayerSampler, matrix: Tensor, values: Tensor, stack: Stack, hop: int) -> Tensor:
-    """NORM: the probability that each node is drawn for each batch, shape (k * n,)."""
-    batch, nodes, n = stack.batch[:-1], stack.nodes[:-1], stack.num_nodes
-    if not isinstance(sampler, LadiesSampler):  # Q has one row, all ones
-        batch, nodes = nodes.new_zeros(n), torch.arange(n, device=nodes.device)
-    square = _sparse(matrix.indices()[0], matrix.indices()[1], values.square(), n, n)
-    num_rows = stack.num_batches if isinstance(sampler, LadiesSampler) else 1
-    frontier = _sparse(batch, nodes, torch.ones_like(nodes, dtype=torch.float64), num_rows, n)
-    product = torch.sparse.mm(frontier, square).to_dense()
-    factors = scales(product, sampler.num_nodes[hop])[:, None]
-    rows = torch.where(product > 0, (factors * product).clamp(max=1), 0.0)
-    return rows.expand(stack.num_batches, n).reshape(-1)
+def _chances(sampler: LayerSampler, graph: Graph, values: Tensor, stack: Stack, hop: int) -> Tensor:
+    """NORM: the probability that each node is drawn for each batch, shape (k, n)."""
+    n = graph.num_nodes
+    square = torch.zeros(n, n, dtype=torch.float64)
+    square[torch.arange(n).repeat_interleave(graph.degrees()), graph.indices.long()] = values.square()
+    frontier = torch.ones(1, n, dtype=torch.float64)  # of FastGCN
+    if isinstance(sampler, LadiesSampler):
+        frontier = torch.zeros(stack.num_batches, n, dtype=torch.float64)
+        frontier[stack.batch[:-1], stack.nodes[:-1]] = 1
+    product = frontier @ square
+    rows = torch.where(product > 0, (scales(product, sampler.num_nodes[hop])[:, None] * product).clamp(max=1), 0.0)
+    return rows.expand(stack.num_batches, n)
 
 
 # The literal matrix form draws the batches of the compiled samplers.
