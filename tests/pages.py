@@ -5,6 +5,7 @@ import re
 import subprocess
 import textwrap
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
@@ -23,6 +24,7 @@ def public() -> dict[str, Any]:
     return {name: thing for name, thing in _of_api() if thing is not None}
 
 
+@cache
 def gone() -> set[str]:
     """The names on that page that went with the folder of an extension."""
     return {name for name, thing in _of_api() if thing is None}

@@ -227,8 +227,6 @@ def test_training_on_shards_of_types_is_training_on_parts(saved_types: Path, nam
 BOTH = "sampled by NeighborSampler or TemporalSampler"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"boundary": lgd.Fetch(), "sampler": lgd.ShadowSampler([4, 4], num_hops=2)}, f"{BOTH}, got Shadow"),
-    ({"boundary": lgd.Fetch(), "sampler": lgd.RandomWalkSampler(2, visits=0)}, f"{BOTH}, got Random"),
-    ({"sampler": lgd.TemporalSampler({("a", "to", "b"): [3, 3]}, time="time")}, "names the edge type"),
     ({"global_batching": lgd.GlobalBatching(sampler=lgd.LadiesSampler([9, 9]))}, f"{BOTH}, got Ladies"),
     ({"boundary": lgd.Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
     ({"sampler": lgd.NeighborSampler({("a", "to", "b"): [3, 3]})}, r"the edge type \('a', 'to', 'b'\), and the graph"),

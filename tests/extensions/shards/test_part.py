@@ -1,7 +1,6 @@
 """The part of a shard and what a boundary brings along is the part of the whole graph, to the bit."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.extensions.shards import remote_graph
 from lightning_gnn_dist.extensions.shards.part import read_part
 from lightning_gnn_dist.graph.typed.names import have_names
@@ -223,25 +222,6 @@ def test_a_fit_on_shards_is_one_on_parts_also_when_it_is_resumed(name: str, boun
 
 
 # What is refused.
-
-
-@dataclass(frozen=True)
-class Another(Boundary):
-    def around(self, graph: lgd.Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
-        return [graph.halo(residents)]
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"boundary": lgd.Exchange()}, r"takes sampler=WholePartSampler\(num_hops\).*got None"),
-        ({"boundary": Another()}, r"boundary must be Isolated\(\), Halo\(\), Exchange\(\) or Fetch\(\).*got Another"),
-    ],
-)
-def test_boundaries_that_shards_do_not_have_are_refused(given: dict[str, Any], message: str, tmp_path: Path) -> None:
-    divided(2, tmp_path)
-    with pytest.raises(ValueError, match=message):
-        lgd.PartitionedDataModule(tmp_path / "shares", **given)
 
 
 def refused(rank: int, world_size: int, folder: Path, num_layers: int, boundary: Boundary) -> str:

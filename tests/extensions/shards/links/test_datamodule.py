@@ -247,26 +247,6 @@ def test_a_shard_without_edges_to_learn_is_refused_by_all_ranks(
     assert len(caught.value.failures) == 2
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {"sampler": NeighborSampler([3])},
-            r"does not draw by these: take TemporalSampler\(\[15, 10\], time='edge_time'",
-        ),
-        ({"sampler": TemporalSampler([3], "when")}, "does not draw by these"),
-        ({"sampler": TemporalSampler([3], "edge_time", "time")}, "leave seed_time out"),
-        ({"sampler": TemporalSampler([3], "edge_time", last=2.5), "num_negatives": 0}, "num_negatives"),
-        ({"evaluation": Evaluation(sampler=TemporalSampler([3, 3], "edge_time", equal=True))}, "equal"),
-    ],
-)
-def test_what_does_not_go_with_times_is_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
-    split = events_split()
-    save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
-    with pytest.raises(ValueError, match=message):
-        begun(tmp_path / "shards", options)
-
-
 def test_nodes_without_times_are_not_predicted(tmp_path: Path) -> None:
     split = events_split()
     save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
@@ -275,10 +255,6 @@ def test_nodes_without_times_are_not_predicted(tmp_path: Path) -> None:
     for data in (sharded, OneHost(split)):
         with pytest.raises(ValueError, match=r"rows at the times of its events.*score events by trainer\.test"):
             data.predict_dataloader()
-
-
-def begun(folder: Path, options: dict[str, Any]) -> None:
-    LinkDataModule(folder, **options).setup("fit")
 
 
 # Batches of edges across shards are those of the module that has the whole graph, bit for bit.
