@@ -16,6 +16,8 @@ GONE: dict[str, str] = {
     "PageRankSampler": "take ShadowSampler or NeighborSampler",
     **dict.fromkeys((f"{name}Strategy.overlap" for name in ("LLCG", "LocalSGD", "TMA")), "pass reducer=Overlapped()"),
     "GrappaStrategy.bits": "pass reducer=Rounded(8)",
+    "GrappaStrategy.static_graph": "leave it out: zeros stand for gradients of unused parameters",
+    "GrappaStrategy.gradient_as_bucket_view": "leave it out: torch's DDP keeps its default",
     "Outer.bits": "pass reducer=Rounded(8) to the strategy",
     "TMAStrategy.elastic": "pass peers=Elastic(), or Elastic(...) with other settings",
     "AsRanks": "GrappaStrategy resumes on another number of ranks, and accumulate_grad_batches sums batches of a rank",

@@ -17,30 +17,22 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from contextlib import suppress
-from itertools import compress
 from typing import Any, ClassVar, Literal
 
 import torch
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities import rank_zero_info
-from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch import Trainer
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist.checks import check_true_or_false
-from lightning_gnn_dist.joint import HasParts
 from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.launching import Launch
-from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
-from lightning_gnn_dist.rounds.meeting import log_figures
 from lightning_gnn_dist.rounds.own_states import hide_from_ddp
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
 from lightning_gnn_dist.rounds.reducer import SendsMeans, are_finite, is_scaled, refuse_gradients
-from lightning_gnn_dist.strategies.leaving import Leaving
+from lightning_gnn_dist.strategies.step_callback import StepCallback
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counting_unfrozen
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.hosts import GradientSums, HostGradients
@@ -60,8 +52,8 @@ class GrappaStrategy(PartitionedStrategy):
 
     An epoch is one pass over the training nodes, as with DDP. A step exchanges the gradients and five numbers: the sum
     of the weights, and four counts of ranks that want to leave or lack a gradient. An epoch or a validation averages
-    the buffers. The start sends zeros of the size of the gradients once, after which sums have one order for good (but
-    with ``static_graph=True``). On parts that see everything this is DDP, with unequal numbers of seeds put right.
+    the buffers. The start sends zeros of the size of the gradients once, after which sums have one order for good. On
+    parts that see everything this is DDP, with unequal numbers of seeds put right.
 
     A stop on one rank (``trainer.should_stop``, a timer, a SIGTERM) is a vote: all ranks stop after the next step, or
     at once after a validation and at the end of an epoch. A parameter that had no part in the loss of one rank has a
@@ -89,6 +81,7 @@ class GrappaStrategy(PartitionedStrategy):
 
     strategy_name = "grappa"
     weight_modes: ClassVar[Any] = Weights
+    is_alone = False  # True after an exception: the other ranks may be anywhere
 
     def __init__(
         self,
@@ -96,30 +89,19 @@ class GrappaStrategy(PartitionedStrategy):
         weights: Weights = "coverage",
         buffers: Buffers = "average",
         find_unused_parameters: bool = False,
-        static_graph: bool = False,
-        gradient_as_bucket_view: bool = False,
         reducer: SendsMeans | None = None,
         launch: Launch = Launch(),
     ) -> None:
         refusals.check_reducer(reducer)
-        of_ddp = {
-            "find_unused_parameters": find_unused_parameters,
-            "static_graph": static_graph,
-            "gradient_as_bucket_view": gradient_as_bucket_view,
-        }
-        check_true_or_false(**of_ddp)
-        super().__init__(weights=weights, buffers=buffers, launch=launch, **_LEAVE_BUFFERS, **of_ddp)
-        self.leaving: Leaving  # of the fit that runs
-        self.is_cut_off = False  # after an exception: the other ranks may be anywhere
+        check_true_or_false(find_unused_parameters=find_unused_parameters)
+        options = {"find_unused_parameters": find_unused_parameters, **_LEAVE_BUFFERS}
+        super().__init__(weights=weights, buffers=buffers, launch=launch, **options)
         self.used = UsedParameters()
         self.reducer, self._sums = reducer, GradientSums()
         self._losses: list[Tensor] = []  # of this rank, since the last exchange of gradients
         self._factor = torch.ones(())  # of this rank's loss in a step, P W_r / Z, in float64
         self._has_stepped = False  # since buffers were averaged
-        self._has_types = False  # whether batches have
-        self._companion = StepCallback(self)
-
-    # What its callback and votes ask for.
+        self._companion = self._votes = StepCallback(self)
 
     def average_buffers(self) -> None:
         """Average the buffers, if asked for and if steps were taken since the last average. Collective."""
@@ -127,15 +109,10 @@ class GrappaStrategy(PartitionedStrategy):
             collectives.average_(self._alike(weights=False, buffers=True).values())
         self._has_stepped = False
 
-    def judge_unused(self) -> None:
-        """Judge parameters that no rank's loss used. Collective: all ranks know that each has unused ones."""
-        self.used.judge(type(self).__name__, self.root_device, has_types=self._has_types)
-
     # What Lightning calls.
 
     def configure_ddp(self) -> None:
-        looks_itself = bool(self._ddp_kwargs["find_unused_parameters"] or self._ddp_kwargs["static_graph"])
-        module = self._module()
+        module, looks_itself = self._module(), self._ddp_kwargs["find_unused_parameters"]
         with counting_unfrozen(module):
             trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
             left = {*self.excluded, *(name for name, each in trained.items() if id(each) in self.rows)}
@@ -159,20 +136,20 @@ class GrappaStrategy(PartitionedStrategy):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        self.leaving.vote()  # a hook may have stopped this rank before its first step
+        self._votes.vote()  # a hook may have stopped this rank before its first step
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Agree on this rank's share of the step, and tell the others what this one wants. Collective."""
         super().on_train_batch_start(batch, batch_idx)
         for state in self.states:
             state.begin_batch()
-        own, votes = own_weight(batch, self.weights), self.leaving.own()
+        own, votes = own_weight(batch, self.weights), self._votes.own_votes()
         sums = torch.zeros(1 + len(votes), dtype=torch.float64, device=self.root_device)
         for place, number in enumerate([own, *votes]):  # filled in on the device: a copy from RAM would wait for it
             sums[place].fill_(number)
         collectives.sum_(sums)
-        self.leaving.take(sums[1:])
-        self._has_stepped, self._has_types = True, isinstance(batch, HeteroData)
+        self._votes.take(sums[1:])
+        self._has_stepped, self.used.of_types = True, isinstance(batch, HeteroData)
         # Where nobody has any weight, all batches are fillers.
         self._factor = torch.where(sums[0] > 0, self.world_size * own / sums[0], 0.0)
 
@@ -188,7 +165,16 @@ class GrappaStrategy(PartitionedStrategy):
             steps_next = self._module().automatic_optimization  # by hand other backwards may follow before the step
             own_are_finite = [state.exchange_gradients(steps_next=steps_next) for state in self.states]
             self._sums.finish()
-            self._take_gradients(own_are_finite=all(own_are_finite))
+            found = [each for each in self._alike().values() if each.grad is not None]
+            if self._sums.is_of_ddp:  # sparse ones are counted where they are exchanged
+                sent = (each.grad for each in found if each.requires_grad)
+                collectives.count_all_reduce(each for each in sent if each is not None and not each.is_sparse)
+            # Refuses a sum that is not finite, the same on all ranks; mixed precision skips steps that overflow. The
+            # votes are read with the check: one wait for the device a step.
+            gradients = (each.grad for each in found if each.grad is not None)
+            if not is_scaled(self) and not (all(own_are_finite) and are_finite(gradients, self._votes.read_with)):
+                refuse_gradients(are_finite(self._losses), self.root_device, "loss")
+            self._losses = []
         return loss
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
@@ -230,20 +216,15 @@ class GrappaStrategy(PartitionedStrategy):
 
     # What all strategies have.
 
-    @property
-    def is_alone(self) -> bool:
-        return self.is_cut_off
-
     def _begin_fit(self, trainer: Trainer) -> None:
         if trainer.world_size > 1 and getattr(trainer, "_val_check_time_interval", None) is not None:
             raise ValueError(
                 "val_check_interval as a time lets each rank validate by its own clock, and all must do so after the "
                 "same step: give a number of batches or a share of an epoch."
             )
-        self.is_cut_off = False
+        self.is_alone = False
         self._sums = GradientSums()
-        self.leaving = Leaving(self, trainer)
-        self.leaving.watch(self._replaced)
+        self._votes.begin(trainer, self._replaced)
 
     def _training_loader(self, loader: Any) -> Any:
         refusals.check_ranks_of_loader(loader, self.world_size)
@@ -277,22 +258,6 @@ class GrappaStrategy(PartitionedStrategy):
                 buffer.copy_(state["buffers"][name])
         self._sums.restore(state.get("lost", []))
 
-    def _take_gradients(self, *, own_are_finite: bool) -> None:
-        """Count what DDP has sent; refuse a sum that is not finite. Collective then: it is the same on all ranks.
-
-        Args:
-            own_are_finite: Whether those are that live with one rank each, which the others do not have.
-        """
-        found = [(each.grad, each.requires_grad) for each in self._alike().values() if each.grad is not None]
-        gradients = [gradient for gradient, _ in found]
-        if self._sums.is_of_ddp:  # sparse ones are counted where they are exchanged
-            is_sent = [is_trained and not gradient.is_sparse for gradient, is_trained in found]
-            collectives.count_all_reduce(compress(gradients, is_sent))
-        # Mixed precision skips steps that overflow. The votes are read with the check: one wait for the device a step.
-        if not is_scaled(self) and not (own_are_finite and are_finite(gradients, self.leaving.read_with)):
-            refuse_gradients(are_finite(self._losses), self.root_device, "loss")
-        self._losses = []
-
 
 def own_weight(batch: Any, weights: str) -> float | Tensor:
     """Return :math:`W_r`, the weight of a rank's batch in a step; 0 for a filler."""
@@ -306,67 +271,3 @@ def own_weight(batch: Any, weights: str) -> float | Tensor:
         return size
     total = coverage[: batch.batch_size].sum(dtype=torch.float64)
     return torch.where(total > 0, total, _UNCOVERED * size)
-
-
-class StepCallback(Callback):
-    """The callback that the strategy brings along: strategies have no hook at the end of a batch or an epoch."""
-
-    def __init__(self, strategy: GrappaStrategy) -> None:
-        self.strategy = strategy
-        self._has_spoken = False
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._has_spoken = False
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        if not self._has_spoken:
-            self._has_spoken = True
-            _say_what_is_weighed(batch, self.strategy.weights)
-            _say_what_is_not_learned(batch, trainer, self.strategy.root_device)
-        if trainer.is_last_batch:  # a checkpoint may be written next
-            self.strategy.average_buffers()
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.strategy.average_buffers()  # max_steps ends an epoch at any batch
-        log_figures(pl_module)
-
-    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self.strategy.average_buffers()
-
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.state.fn == TrainerFn.FITTING and not trainer.sanity_checking:
-            self.strategy.leaving.has_validated = True
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        # First of all callbacks. A SIGTERM ends all ranks at one place, whatever else may end this one alone.
-        self.strategy.is_cut_off = not isinstance(exception, SIGTERMException)
-
-
-def _say_what_is_weighed(batch: Any, weights: str) -> None:
-    coverage = getattr(batch, "coverage", None)
-    if coverage is None or getattr(batch, "weighed_by_coverage", False) or weights != "coverage":
-        return
-    seeds = coverage[: batch.batch_size]
-    if bool((seeds != seeds[:1]).any()):
-        rank_zero_info(
-            "training_step returns one number for a batch, so whole batches are weighed, by the mean coverage of "
-            "their seeds. To weigh nodes, return coverage_mean(losses, batch)."
-        )
-
-
-def _say_what_is_not_learned(batch: Any, trainer: Any, device: torch.device) -> None:
-    """Log how many training nodes of all ranks have weight 0. Collective."""
-    data: HasParts = datamodule_of(trainer)
-    own = (0, 0)
-    with suppress(AttributeError):  # of another's, which does not say
-        own = data.uncovered
-    uncovered, seeds = (sum(numbers) for numbers in zip(*collectives.gather_numbers(own, device), strict=True))
-    if uncovered and getattr(batch, "weighed_by_coverage", False):
-        rank_zero_info(
-            f"Training nodes without a neighbour in their part: {uncovered} of {seeds}. Beside others coverage_mean "
-            "gives them weight 0. Coverage(shrinkage=1.0) gives them some; boundary=Halo() or MetisPartitioner() show "
-            "them their neighbours."
-        )

@@ -26,17 +26,20 @@ def counting_unfrozen(module: LightningModule) -> Iterator[None]:
     """
     callbacks = module.trainer.callbacks  # type: ignore[attr-defined]
     unfreezes = any(isinstance(callback, BaseFinetuning) for callback in callbacks)
-    # Whole numbers cannot be trained.
-    frozen = [
-        each
-        for each in module.parameters()
-        if unfreezes and not each.requires_grad and (each.is_floating_point() or each.is_complex())
-    ]
-    _train(frozen, True)
+    frozen = [each for each in module.parameters() if unfreezes and not each.requires_grad]
+    with _training([each for each in frozen if each.is_floating_point() or each.is_complex()]):  # integers cannot
+        yield
+
+
+@contextmanager
+def _training(frozen: Collection[Tensor]) -> Iterator[None]:
+    for parameter in frozen:
+        parameter.requires_grad_(True)
     try:
         yield
     finally:
-        _train(frozen, False)
+        for parameter in frozen:
+            parameter.requires_grad_(False)
 
 
 class UsedParameters:
@@ -48,15 +51,16 @@ class UsedParameters:
     """
 
     def __init__(self, named: Iterable[tuple[str, nn.Parameter]] = (), *, hands_in_zeros: bool = False) -> None:
-        self.unused: list[str] = []  # trained, and without a part in the last loss of this rank
+        self.is_unfinished = False  # whether the last loss did not use some parameter, and nothing was said of it
+        self.of_types = False  # whether batches have types
+        self._unused: set[Tensor] = set()  # trained, and without a part in the last loss of this rank
         self._has_told = False  # of those that no rank uses
         self._names, self._frozen = dict[Tensor, str](), dict[Tensor, str]()
         for name, parameter in named:
             (self._names if parameter.requires_grad else self._frozen)[parameter] = name
         self._used: set[Tensor] = set()
-        self._hands_in_zeros = hands_in_zeros
-        hooked = self._names if hands_in_zeros else {}
-        self._handles = [each.register_post_accumulate_grad_hook(self._used.add) for each in hooked]
+        self._asked = [*self._names] if hands_in_zeros else []
+        self._handles = [each.register_post_accumulate_grad_hook(self._used.add) for each in self._asked]
 
     def settle_buckets(self, prepare: Callable[[list[Tensor]], None], *, counts: bool) -> None:
         """Let DDP choose its lasting buckets before the first step, by a pass of zeros from the last parameter on.
@@ -73,7 +77,7 @@ class UsedParameters:
         for parameter in reversed([*self._names]):
             torch.autograd.backward(parameter, torch.zeros_like(parameter))
         if counts:
-            collectives.count_all_reduce(parameter.grad for parameter in self._names)
+            collectives.count_all_reduce(self._names)
         for parameter in self._names:
             parameter.grad = None
 
@@ -91,20 +95,17 @@ class UsedParameters:
 
     def hand_in_zeros(self) -> None:
         """Hand in zeros for unused parameters, so that DDP's exchange in the background goes on. Not collective."""
-        missing = [each for each in self._names if each not in self._used] if self._hands_in_zeros else []
-        frozen = [parameter for parameter in missing if not parameter.requires_grad]
-        self.unused = [self._names[parameter] for parameter in missing if parameter.requires_grad]
+        missing = [each for each in self._asked if each not in self._used]
+        frozen = {each: each.grad for each in missing if not each.requires_grad}
+        self._unused = {*missing} - frozen.keys()
+        self.is_unfinished = bool(self._unused) and not self._has_told
         if not missing:
             return
-        before = [parameter.grad for parameter in frozen]
         for parameter in frozen:
             parameter.grad = None  # of an earlier step: what is there afterwards has come from other ranks
-        _train(frozen, True)
-        try:
+        with _training(frozen):
             torch.autograd.backward(missing, [torch.zeros_like(parameter) for parameter in missing])
-        finally:
-            _train(frozen, False)
-        for parameter, gradient in zip(frozen, before, strict=True):
+        for parameter, gradient in frozen.items():
             if parameter.grad is not None and bool(parameter.grad.any()):
                 raise RuntimeError(
                     f"The parameter {self._names[parameter]} is frozen on rank {collectives.rank()} and trained on "
@@ -112,29 +113,25 @@ class UsedParameters:
                 )
             parameter.grad = gradient
 
-    @property
-    def is_unfinished(self) -> bool:
-        """Whether this rank's last loss did not use some parameter, and nothing has been said of it."""
-        return bool(self.unused) and not self._has_told
-
-    def judge(self, strategy: str, device: torch.device, *, has_types: bool) -> None:
+    def judge(self, strategy: str, device: torch.device) -> None:
         """Refuse parameters that no rank's loss depended on; in a model of types tell of them. Collective.
 
-        The last layer of a ``HeteroConv``, or of what ``to_hetero`` makes, computes rows of all types, and the loss
-        reads those of the seeds. The gradients of the others' weights have been zero so far, and stay so.
+        All ranks know that each has unused ones. The last layer of a ``HeteroConv``, or of what ``to_hetero`` makes,
+        computes rows of all types, and the loss reads those of the seeds. The gradients of the others' weights have
+        been zero so far, and stay so.
         """
-        marks = torch.tensor([float(name in self.unused) for name in self._names.values()], device=device)
+        marks = torch.tensor([float(each in self._unused) for each in self._names], device=device)
         collectives.sum_(marks)
-        everywhere = (marks == collectives.world_size()).tolist()
-        names = [name for name, holds in zip(self._names.values(), everywhere, strict=True) if holds]
-        if names and not has_types:
+        pairs = zip(self._names.values(), marks.tolist(), strict=True)
+        names = [name for name, ranks in pairs if ranks == collectives.world_size()]
+        if names and not self.of_types:
             raise RuntimeError(
                 f"{', '.join(names)} had no part in the loss that training_step returned, on any rank. If that is "
                 f"meant, use {strategy}(find_unused_parameters=True); if they never have, freeze them with "
                 "requires_grad_(False)."
             )
         if names:
-            self._has_told = True
+            self._has_told, self.is_unfinished = True, False
             named = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
             rank_zero_info(
                 f"{named} had no part in the loss that training_step returned, on any rank, as the last layer's "
@@ -145,8 +142,3 @@ class UsedParameters:
         """Take the hooks off."""
         while self._handles:
             self._handles.pop().remove()
-
-
-def _train(parameters: Collection[Tensor], value: bool) -> None:
-    for parameter in parameters:
-        parameter.requires_grad_(value)

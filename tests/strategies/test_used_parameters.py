@@ -66,9 +66,7 @@ def by_hand(users: list[int], world_size: int, per_step: int = 1, epochs: int = 
 CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ({}, {}),
     ({}, {"accumulate_grad_batches": 2}),
-    ({"gradient_as_bucket_view": True}, {}),
     ({"find_unused_parameters": True}, {}),
-    ({"static_graph": True}, {}),
 ]
 
 
