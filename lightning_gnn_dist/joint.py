@@ -1,8 +1,11 @@
 """Protocols between folders that do not import each other: what strategies and callbacks read of a data module.
 
 Each Protocol is what one reader needs, so that your own data module may have some and lack others; mypy checks both
-sides. A batch has three attributes beside PyG's: ``coverage``, a weight for each node; ``is_filler``, true where the
-batch only keeps ranks in step; and ``weighed_by_coverage``, true once its loss has used the weights.
+sides. A value is read where there is one: of a data module ``figures`` to log; ``fingerprint`` and ``digests``,
+hashes of the graph, its arrays and its parts that all ranks have alike; ``uncovered``, the counts of seeds of weight 0
+and of all. Of a training loader ``num_seeds``, which the rank learns from, and ``num_ranks``, which it was made for. A
+batch has three attributes beside PyG's: ``coverage``, a weight for each node; ``is_filler``, true where the batch only
+keeps ranks in step; and ``weighed_by_coverage``, true once its loss has used the weights.
 """
 
 from __future__ import annotations
@@ -21,17 +24,13 @@ class ChecksEarly(Protocol):
         """Refuse what lacks, or is wrong, for a call of the trainer with a module. Not collective."""
 
 
-class GivesCorrections(Protocol):
-    """A data module with batches of the whole graph."""
+class GivesBatches(Protocol):
+    """A data module with batches that a strategy chooses."""
 
     def correction_batches(
         self, round_idx: int, *, sliced: bool = True, start: int = 0, stop: int | None = None
     ) -> Iterator[Any]:
         """Yield batches ``start`` to ``stop`` of a round: this rank's slice of each, or with ``sliced=False`` all."""
-
-
-class GivesAnchors(Protocol):
-    """A data module with batches for the gradient that drift correction takes at the start of a round."""
 
     def anchor_batches(self, round_idx: int, *, of: Scope = "part", start: int | None = None) -> Iterator[Any]:
         """Yield one pass over the rank's part or the graph, for the round that begins after ``start`` batches."""
@@ -43,39 +42,6 @@ class BringsHooks(Protocol):
 
     def meeting_hooks(self) -> Sequence[Any]:
         """Return the hooks that do it, for one fit; they come behind means, and before what reads a part."""
-
-
-@runtime_checkable
-class HasFigures(Protocol):
-    """A data module that measures itself."""
-
-    @property
-    def figures(self) -> dict[str, float]:
-        """The numbers to log, by name."""
-
-
-class HasDigests(Protocol):
-    """A data module whose graph, arrays and parts all ranks must have alike."""
-
-    @property
-    def fingerprint(self) -> str:
-        """A hash of the graph, in hexadecimal digits."""
-
-    @property
-    def digests(self) -> dict[str, Any]:
-        """``arrays`` and ``parts``: hashes in hexadecimal; ``values``: two floats, equal but for rounding."""
-
-
-class HasParts(Protocol):
-    """A data module that cuts a graph."""
-
-    @property
-    def partitioner(self) -> object:
-        """The partitioner, or the ready partition, that cuts it."""
-
-    @property
-    def uncovered(self) -> tuple[int, int]:
-        """The counts of seeds of weight 0 and of all seeds in the running part; (0, 0) where no node has its own."""
 
 
 @runtime_checkable
@@ -113,15 +79,3 @@ class RowsOfRanks(Protocol):
 
     def settled_version(self) -> int | None:
         """Make the rows, and return how often they have changed, alike on all ranks; None where all lie here."""
-
-
-class CountsSeeds(Protocol):
-    """A training loader of this package."""
-
-    @property
-    def num_seeds(self) -> int:
-        """How many nodes or edges the rank learns from."""
-
-    @property
-    def num_ranks(self) -> int:
-        """The number of ranks that it was made for."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least, check_at_least_if_given
 from lightning_gnn_dist.rounds.correction_gradients import average_gradient_, mean_gradient, unrecorded, without_noise
-from lightning_gnn_dist.rounds.refusals import require_anchors, require_corrections, require_step
+from lightning_gnn_dist.rounds.refusals import require_batches
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.wire import collectives
 
@@ -51,22 +51,22 @@ class DiscrepancyProbe(Callback):
                 f"DiscrepancyProbe measures at meetings, and {type(trainer.strategy).__name__} has none: use a "
                 "strategy of rounds such as LocalSGDStrategy or LLCGStrategy."
             )
-        require_corrections(trainer, "DiscrepancyProbe")
-        require_anchors(trainer, "DiscrepancyProbe")
-        require_step(pl_module)
+        for name in ("correction_batches", "anchor_batches"):
+            self._data = require_batches(trainer, name, "DiscrepancyProbe")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(trainer.strategy, RoundStrategy)
         strategy, state = trainer.strategy, trainer.strategy.state
         if state.round_idx % self.every_n_rounds:
             return
-        part, graph = require_anchors(trainer, "DiscrepancyProbe"), require_corrections(trainer, "DiscrepancyProbe")
         with unrecorded(pl_module), without_noise(pl_module):
             fit, number = strategy.meeting.fit, count()
             parameters = fit.dense_parameters()
-            parts = islice(part.anchor_batches(state.round_idx, start=state.batches_done), self.steps)
+            parts = islice(self._data.anchor_batches(state.round_idx, start=state.batches_done), self.steps)
             own, _ = mean_gradient(fit, (batch for batch, _ in zip(parts, number)), parameters)  # noqa: B905  # no end
-            whole, seeds = mean_gradient(fit, graph.correction_batches(state.round_idx, stop=next(number)), parameters)
+            whole, seeds = mean_gradient(
+                fit, self._data.correction_batches(state.round_idx, stop=next(number)), parameters
+            )
         average_gradient_(fit, whole, seeds)
         difference = _norm([mine - ours for mine, ours in zip(own, whole, strict=True)])
         kappas = collectives.all_gather_rows(difference / _norm(whole).clamp(min=1e-12))

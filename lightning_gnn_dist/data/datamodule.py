@@ -44,12 +44,7 @@ from lightning_gnn_dist.homes.run import RunContext, warn_of_slow_bfloat16
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching, Loading
 from lightning_gnn_dist.joint import (
     BringsHooks,
-    CountsSeeds,
-    GivesAnchors,
-    GivesCorrections,
-    HasDigests,
-    HasFigures,
-    HasParts,
+    GivesBatches,
     Scope,
 )
 from lightning_gnn_dist.layers.choice import Judged
@@ -558,8 +553,6 @@ def what_is_judged(data: GraphDataModule) -> Graph | Path:
 
 if TYPE_CHECKING:
 
-    def _offers(
-        data: GraphDataModule, loader: Batches
-    ) -> tuple[GivesCorrections, GivesAnchors, HasFigures, HasDigests, HasParts, BringsHooks, CountsSeeds]:
-        """Let mypy check that these have what the Protocols of ``joint`` ask for."""
-        return data, data, data, data, data, data, loader
+    def _offers(data: GraphDataModule) -> tuple[GivesBatches, BringsHooks]:
+        """Let mypy check that it has what the Protocols of ``joint`` ask for."""
+        return data, data

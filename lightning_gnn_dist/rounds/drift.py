@@ -38,7 +38,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import check_instance
-from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.correction_gradients import (
     average_gradient_,
     loss_scale,
@@ -47,6 +46,7 @@ from lightning_gnn_dist.rounds.correction_gradients import (
     without_noise,
 )
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
+from lightning_gnn_dist.rounds.refusals import require_batches
 from lightning_gnn_dist.rules import Count, check_fields, within
 
 Towards = Literal["ranks", "global"]
@@ -109,8 +109,7 @@ class DriftCorrection(MeetingHook):
 
     def begin(self, fit: Fit) -> None:
         super().begin(fit)
-        self._data = refusals.require_anchors(fit.lightning_module.trainer, f"drift={self.drift}")
-        refusals.require_step(fit.lightning_module)
+        self._data = require_batches(fit.lightning_module.trainer, "anchor_batches", f"drift={self.drift}")
         if (rows := fit.names_of_rows()) and not fit.dense_parameters():
             raise ValueError(
                 f"{', '.join(rows)} is all that trains, and drift correction shifts dense gradients: use drift=None."

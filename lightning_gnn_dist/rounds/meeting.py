@@ -13,9 +13,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.joint import HasFigures
 from lightning_gnn_dist.rounds import checkpoints, refusals
-from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, log_numbers, set_global_step
+from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, datamodule_of, log_numbers, set_global_step
 from lightning_gnn_dist.rounds.means import Parameters, forget_moments
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rounds.premises import odd_ones
@@ -307,6 +306,5 @@ class MeetingCallback(Callback):
 
 def log_figures(module: LightningModule, figures: Mapping[str, float] = MappingProxyType({})) -> None:
     """Log the bytes that this rank sent in the fit, the seconds it waited, and ``figures``. Not collective."""
-    data: HasFigures | None = module.trainer.datamodule  # type: ignore[attr-defined]
-    of_data: Mapping[str, float] = getattr(data, "figures", {})  # isinstance() would compute them once more
+    of_data = getattr(datamodule_of(module.trainer), "figures", {})
     log_numbers(module, {**figures, **collectives.traffic.figures, **of_data})

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 from lightning.pytorch import Trainer
 
-from lightning_gnn_dist.joint import HasDigests
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
 from lightning_gnn_dist.wire import collectives
 
@@ -33,12 +32,9 @@ class Premises(NamedTuple):
 
 def premises_of(trainer: Trainer) -> Premises:
     """Return this rank's premises."""
-    data: HasDigests = datamodule_of(trainer)
-    fingerprint, digests = "0", {}
-    with suppress(AttributeError):  # of another's, which does not say
-        fingerprint = data.fingerprint
-        digests = data.digests
-    said = fingerprint, digests.get("arrays", "0"), digests.get("parts", "0")
+    data = datamodule_of(trainer)
+    digests = getattr(data, "digests", {})
+    said = getattr(data, "fingerprint", "0"), digests.get("arrays", "0"), digests.get("parts", "0")
     graph, arrays, parts = (int(digest[:12], 16) for digest in said)
     first, second = (round(value / _ACCURACY) for value in digests.get("values", (0.0, 0.0)))
     return Premises(graph, arrays, parts, first, second)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, Timer, WeightAveraging
 from lightning.pytorch.utilities import CombinedLoader
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.joint import ChecksEarly, CountsSeeds, GivesAnchors, GivesCorrections
+from lightning_gnn_dist.joint import ChecksEarly, GivesBatches
 from lightning_gnn_dist.rounds.correction_gradients import name_of_step
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
 
@@ -74,11 +73,9 @@ def refuse_estimate(clock: Any, why: str) -> NoReturn:
     )
 
 
-def check_ranks_of_loader(loader: CountsSeeds, world_size: int) -> None:
+def check_ranks_of_loader(loader: Any, world_size: int) -> None:
     """Refuse a loader made for another number of ranks, such as one that gives each rank the whole graph."""
-    made_for = world_size
-    with suppress(AttributeError):  # of another's, which does not say
-        made_for = loader.num_ranks
+    made_for = getattr(loader, "num_ranks", world_size)  # another's does not say
     if made_for != world_size:
         raise ValueError(
             f"The training loader was made for {made_for} rank, and {world_size} train: hand the data module itself to "
@@ -94,25 +91,15 @@ def refuse_weights(loader: object) -> NoReturn:
     )
 
 
-def require_corrections(trainer: Trainer, what: str) -> GivesCorrections:
-    """Return the data module; refuse one without batches of the whole graph."""
-    data: GivesCorrections = _having(trainer, "correction_batches", what)
-    return data
-
-
-def require_anchors(trainer: Trainer, what: str) -> GivesAnchors:
-    """Return the data module; refuse one without batches for anchor gradients."""
-    data: GivesAnchors = _having(trainer, "anchor_batches", what)
-    return data
-
-
-def _having(trainer: Trainer, name: str, what: str) -> Any:
-    data = datamodule_of(trainer)
+def require_batches(trainer: Any, name: str, what: str) -> GivesBatches:
+    """Return the data module; refuse one without a method of this name, and a module without a step to call."""
+    data: GivesBatches = datamodule_of(trainer)
     if not hasattr(data, name):
         raise ValueError(
             f"{what} needs a data module with {name}(round_idx), as PartitionedDataModule has; this fit has "
             f"{type(data).__name__}: use trainer.fit(model, PartitionedDataModule(...))."
         )
+    require_step(trainer.lightning_module)
     return data
 
 
@@ -124,18 +111,14 @@ def require_step(module: Any) -> None:
             "With manual optimisation training_step() takes steps itself, so gradients for corrections cannot come "
             "from it: define correction_step(batch), which returns the mean loss over the seeds."
         )
-    if not has_own_step:
-        _refuse_near_step(module)
-    else:
+    own = getattr(module, "correction_step", None)
+    if has_own_step:
         try:
             inspect.signature(module.correction_step).bind("batch")
         except TypeError as error:
             raise TypeError(f"correction_step(batch) is called with the batch alone: {error}.") from error
-
-
-def _refuse_near_step(module: Any) -> None:
-    """Refuse a ``correction_step`` that is no method or is misspelt: it would be ignored in silence."""
-    own = getattr(module, "correction_step", None)
+        return
+    # One that is no method or is misspelt would be ignored in silence.
     if own is not None:
         raise TypeError(f"correction_step must be a method of the module, correction_step(batch), got {shown(own)}.")
     methods = [name for level in type(module).__mro__ for name, value in vars(level).items() if callable(value)]

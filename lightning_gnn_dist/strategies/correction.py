@@ -304,8 +304,8 @@ class CorrectionSteps(MeetingHook):
 
     def begin(self, fit: Fit) -> None:
         super().begin(fit)
-        self._data = refusals.require_corrections(fit.lightning_module.trainer, "A correction on the whole graph")
-        refusals.require_step(fit.lightning_module)
+        trainer, what = fit.lightning_module.trainer, "A correction on the whole graph"
+        self._data = refusals.require_batches(trainer, "correction_batches", what)
         self._optimizer = CorrectionOptimizer(self._correction, fit.optimizers, are_averaged=self._are_averaged)
         names = fit.names_of_rows()
         if names and self._correction.optimizer == "averaged" and not self._are_averaged:
@@ -407,8 +407,8 @@ class GlobalStatistics(MeetingHook):
 
     def begin(self, fit: Fit) -> None:
         super().begin(fit)
-        self._data = refusals.require_corrections(fit.lightning_module.trainer, 'buffers="global"')
-        refusals.require_step(fit.lightning_module)
+        trainer = fit.lightning_module.trainer
+        self._data = refusals.require_batches(trainer, "correction_batches", 'buffers="global"')
 
     @torch.no_grad()
     def apply(self) -> None:
