@@ -50,13 +50,14 @@ def of_interface() -> str:
 
 
 @contextmanager
-def kept_on_host(kept: bool) -> Iterator[None]:
+def kept_on_host(kept: bool | None = None) -> Iterator[None]:
     """If ``kept``, groups made in the block, and channels from now on, open their ports to this host alone.
 
-    Otherwise gloo takes the interface of the host's name. An interface that the user has named is used in any case.
+    None: as was said last. Otherwise gloo takes the interface of the host's name. An interface that the user has named
+    is used in any case.
     """
     global _keeps_on_host
-    _keeps_on_host = kept
+    kept = _keeps_on_host = _keeps_on_host if kept is None else kept
     added = {name: value for name, value in own_interface().items() if kept and name not in os.environ}
     os.environ.update(added)
     try:

@@ -38,7 +38,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.addresses import keeps_on_host, kept_on_host
+from lightning_gnn_dist.wire.addresses import kept_on_host
 from lightning_gnn_dist.wire.collectives import (
     Sent,
     average_,
@@ -108,9 +108,11 @@ class Channel:
             return lambda: list(pieces)
         empty = pieces[0][:0]
         width = empty.element_size() * math.prod(empty.shape[1:])
+        to_send, to_receive = [len(piece) * width for piece in pieces], [length * width for length in lengths]
         sent = torch.cat([octets(piece) for piece in pieces])
-        sizes = [len(piece) * width for piece in pieces], [length * width for length in lengths]
-        received, work = self._octets(sent, *sizes, in_background=in_background)
+        received = sent.new_empty(sum(to_receive))
+        with counted(self._sent(to_send), waits=self.is_waited_for, of_boundary=self.is_of_boundary):
+            work = self._all_to_all(received, sent, to_receive, to_send, in_background=in_background)
 
         def came() -> list[Tensor]:
             if work is not None:
@@ -121,12 +123,7 @@ class Channel:
 
     def exchange_equal(self, pieces: Tensor) -> Tensor:
         """Send ``pieces[i]`` to rank ``i``; return what each rank sent here, all of the same shape."""
-        if self.size == 1:
-            return pieces
-        sent = octets(pieces)
-        sizes = [len(sent) // self.size] * self.size
-        received, _ = self._octets(sent, sizes, sizes)
-        return received.view(pieces.dtype).view(pieces.shape)
+        return torch.stack(self.exchange([*pieces], [pieces.shape[1]] * self.size))
 
     def average_(self, tensors: Sequence[Tensor], weight: float) -> None:
         """Replace tensors in RAM by their means over the ranks, which are all there are; see ``collectives``."""
@@ -142,14 +139,6 @@ class Channel:
         if self._group is not None and self.hosts is None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None
-
-    def _octets(
-        self, sent: Tensor, to_send: list[int], to_receive: list[int], *, in_background: bool = False
-    ) -> tuple[Tensor, dist.Work | None]:
-        received = sent.new_empty(sum(to_receive))
-        with counted(self._sent(to_send), waits=self.is_waited_for, of_boundary=self.is_of_boundary):
-            work = self._all_to_all(received, sent, to_receive, to_send, in_background=in_background)
-        return received, work
 
     def _sent(self, to_send: Sequence[int]) -> Sent | float:
         num_bytes = sum(to_send) - to_send[self.rank]
@@ -280,7 +269,7 @@ def open_channel(size: int, device: torch.device = CPU) -> Channel:
         return Channel(None, 1, 0, device)
     starts, is_direct = range(0, world_size(), size), device.type == "cuda" and "nccl" in dist.get_backend_config()
     backend = _OF_DEVICE if is_direct else "gloo"
-    with kept_on_host(keeps_on_host()):
+    with kept_on_host():
         groups = [dist.new_group(range(start, start + size), patience(), backend) for start in starts]
     return Channel(groups[rank() // size], size, rank() % size, device if is_direct else CPU)
 
@@ -300,15 +289,10 @@ def note_host() -> None:
         _store().set(f"host/{rank()}", socket.gethostname())
 
 
-def is_of_lost_rank(error: BaseException) -> bool:
-    """Whether an exchange of all ranks has failed by this error."""
-    is_told = isinstance(error, LostRankError | dist.DistError) or "gloo" in str(error)
-    return isinstance(error, RuntimeError) and is_told
-
-
 def explain(error: BaseException) -> None:
     """If an exchange of all ranks has failed by this error, name in it those that did not answer, in some seconds."""
-    if world_size() > 1 and is_of_lost_rank(error):
+    is_told = isinstance(error, LostRankError | dist.DistError) or "gloo" in str(error)
+    if world_size() > 1 and isinstance(error, RuntimeError) and is_told:
         gone = who_is_gone(range(world_size()))
         error.args = (f"{gone[0].upper()}{gone[1:]} did not answer. See what was said there. ({error})",)
 

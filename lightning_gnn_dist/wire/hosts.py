@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.addresses import keeps_on_host, kept_on_host
+from lightning_gnn_dist.wire.addresses import kept_on_host
 from lightning_gnn_dist.wire.channel import CPU, Background, Channel, open_channel, patience
 from lightning_gnn_dist.wire.collectives import Sent, gather_numbers, rank, world_size
 
@@ -42,7 +42,7 @@ class Hosts:
         self.is_first = rank() == own[0]
         self.are_shared = max(map(len, ranks)) > 1 and "gloo" in dist.get_backend_config()
         if self.are_shared:
-            with kept_on_host(keeps_on_host()):
+            with kept_on_host():
                 groups = [dist.new_group(each, patience(), "gloo") for each in ranks]
                 self.between = dist.new_group([each[0] for each in ranks], patience(), "gloo")
             self._within = groups[self.place]

@@ -136,7 +136,7 @@ def _means(means: Sequence[RoundedMean], vectors: Sequence[Tensor], weight: floa
 def _compare_lengths(channel: Channel, own: int) -> None:
     """Refuse ranks that average other numbers. All ranks raise or none. Collective."""
     if channel.hosts is None:
-        lengths = channel.exchange_equal(torch.tensor([own]).expand(channel.size)).tolist()
+        lengths = channel.exchange_equal(torch.tensor([[own]] * channel.size)).flatten().tolist()
     else:
         lengths = [length for (length,) in gather_numbers([own], CPU)]
     if len({*lengths}) > 1:
