@@ -94,13 +94,6 @@ def is_number(value: object) -> bool:
     return is_integer(value) or isinstance(value, float | np.floating)
 
 
-def make_plain(settings: Any) -> None:
-    """Turn NumPy numbers in a frozen dataclass into Python's: small NumPy types overflow when multiplied."""
-    for field in dataclasses.fields(settings):
-        if field.init and isinstance(value := getattr(settings, field.name), np.number):
-            object.__setattr__(settings, field.name, value.item())
-
-
 def check_at_least(least: int, hint: str = "", /, *, most: int = MAX_INTEGER, **numbers: int) -> None:
     """Refuse a value that is no integer, or lies below ``least`` or above ``most``. ``hint`` says what it counts."""
     for name, value in numbers.items():

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
 
 from lightning_gnn_dist.checks import (
     MAX_HOPS,
@@ -19,28 +22,26 @@ from lightning_gnn_dist.checks import (
     check_positive,
     check_true_or_false,
     check_word,
-    make_plain,
 )
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must be, in words, and the function that refuses others by the name of the argument."""
+    """What a value must be, in words, and the function that refuses others, given by the name of the argument."""
 
     words: str
-    check: Callable[[str, Any], None]
+    check: Callable[..., None]
 
 
 def whole(least: int, most: int = MAX_INTEGER, hint: str = "") -> Rule:
     """An integer from ``least`` to ``most``; ``hint`` says what it counts."""
     words = f"an integer of at least {least}" if most == MAX_INTEGER else f"an integer between {least} and {most:,}"
-    return Rule(words, lambda name, value: check_at_least(least, hint, most=most, **{name: value}))
+    return Rule(words, partial(check_at_least, least, hint, most=most))
 
 
 def within(least: float, most: float, hint: str = "") -> Rule:
     """A finite number from ``least`` to ``most``; ``hint`` says what one of them does."""
-    words = f"a number between {least:g} and {most:g}"
-    return Rule(words, lambda name, value: check_between(least, most, hint, **{name: value}))
+    return Rule(f"a number between {least:g} and {most:g}", partial(check_between, least, most, hint))
 
 
 Count = Annotated[int, whole(1)]
@@ -50,14 +51,15 @@ Layers = Annotated[int, whole(1, MAX_HOPS, "it is the model's number of layers")
 Seed = Annotated[int, whole(0, MAX_SEED)]
 Fraction = Annotated[float, within(0, 1)]
 Amount = Annotated[float, within(0, MAX_NUMBER)]
-Positive = Annotated[float, Rule("a number above 0", lambda name, value: check_positive(**{name: value}))]
+Positive = Annotated[float, Rule("a number above 0", check_positive)]
 
 
 def check_fields(settings: object) -> None:
     """Refuse a frozen dataclass with a field that breaks the rules of its annotation; make NumPy's numbers Python's."""
     for name, hint in rules_of(type(settings)).items():
-        check_value(name, getattr(settings, name), hint)
-    make_plain(settings)
+        check_value(name, value := getattr(settings, name), hint)
+        if isinstance(value, np.number):  # small types of NumPy overflow when multiplied
+            object.__setattr__(settings, name, value.item())
 
 
 def rules_of(settings: type[object]) -> dict[str, Any]:
@@ -80,7 +82,7 @@ def check_value(name: str, value: Any, hint: Any) -> None:
     elif value is not None or NoneType not in options:
         for kind, rule in (get_args(option) for option in options if get_origin(option) is Annotated):
             if isinstance(rule, Rule):
-                rule.check(name, value)
+                rule.check(**{name: value})
             elif kind is str:
                 check_word(name, value, rule)
             else:

@@ -164,7 +164,7 @@ def right_of_type(hint: Any) -> set[str]:
 def passes(rule: Rule, value: Any) -> bool:
     """Whether a rule of an annotation lets a value pass."""
     try:
-        rule.check("value", value)
+        rule.check(value=value)
     except ValueError:
         return False
     return True

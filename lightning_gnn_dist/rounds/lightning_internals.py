@@ -36,12 +36,13 @@ class Replaced:
         self._before.append((owner, name, vars(owner).get(name)))
         setattr(owner, name, method)
 
-    def watch(self, owner: Any, name: str, *, after: Told, before: Told = lambda: None) -> None:
+    def watch(self, owner: Any, name: str, *, after: Told, before: Told | None = None) -> None:
         """Call these around a method."""
         method = getattr(owner, name)
 
         def watched(*args: Any) -> Any:
-            before()
+            if before is not None:
+                before()
             result = method(*args)
             after()
             return result

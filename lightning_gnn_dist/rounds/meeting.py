@@ -34,8 +34,8 @@ class Votes(NamedTuple):
 
     batches: int
     gradients: int
-    stop: bool
-    sigterm: bool
+    stop: int
+    sigterm: int
     checksum: int
     global_step: int
 
@@ -222,8 +222,7 @@ def _vote(meeting: Meeting, batches: int, is_told_to_end: bool) -> list[Votes]:
     steps = meeting.fit.lightning_module.trainer.global_step
     state = meeting.fit.round
     mine = Votes(batches, batches + state.gradients_beyond, state.stop_requested, is_told_to_end, equal, steps)
-    votes = map(Votes._make, collectives.gather_numbers(mine, meeting.fit.device))
-    return [vote._replace(stop=bool(vote.stop), sigterm=bool(vote.sigterm)) for vote in votes]
+    return [Votes._make(numbers) for numbers in collectives.gather_numbers(mine, meeting.fit.device)]
 
 
 @runtime_checkable

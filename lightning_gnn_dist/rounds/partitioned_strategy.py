@@ -128,7 +128,7 @@ class PartitionedStrategy(DDPStrategy):
             self._begin_fit(trainer)
             self.sigterm_received = False
             take_over_sigterm(self._replaced, trainer, self)
-            self.processors_differ = check_ranks(trainer, self.root_device)
+            self.processors_differ = self.world_size > 1 and check_ranks(trainer, self.root_device)
         try:
             super().setup(trainer)
         finally:

@@ -17,11 +17,11 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
@@ -336,7 +336,7 @@ class CorrectionSteps(MeetingHook):
         for batch in self._data.correction_batches(self.fit.round.round_idx, start=first, stop=last):
             gradient, seeds = mean_gradient(self.fit, [batch])
             average_gradient_(self.fit, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
-            self._step(gradient)
+            self._optimizer.step(self.fit.trained_parameters(), gradient, self._clip)
 
     def state(self) -> dict[str, Any]:
         return {"correction": self._optimizer.state()}
@@ -345,9 +345,6 @@ class CorrectionSteps(MeetingHook):
         self.begin_round()
         if "correction" in state:
             self._optimizer.restore(state["correction"], self.fit.trained_parameters())
-
-    def _step(self, gradient: list[Tensor]) -> None:
-        self._optimizer.step(self.fit.trained_parameters(), gradient, self._clip)
 
     def _clip(self, optimizer: Optimizer) -> None:
         """Clip as in local steps. With manual optimisation ``training_step`` does that, so nothing is clipped here."""
@@ -378,7 +375,7 @@ class StepsOnRank0(CorrectionSteps):
                 require_seeds(self.fit, seeds)
                 sparse = [each for each in gradient if each.is_sparse]
                 touched = [all_rows + own for all_rows, own in zip(touched, sparse, strict=True)]
-                self._step(gradient)
+                self._optimizer.step(self.fit.trained_parameters(), gradient, self._clip)
             self.fit.round.others_wait = False
         collectives.broadcast_([parameter.data for parameter in self.fit.dense_parameters()])
         if tables and collectives.world_size() > 1:
@@ -413,7 +410,8 @@ class GlobalStatistics(MeetingHook):
     @torch.no_grad()
     def apply(self) -> None:
         fit, module = self.fit, self.fit.lightning_module
-        norms = [child for child in module.modules() if _learns_statistics(child)]
+        norms = [each for each in module.modules() if isinstance(each, _BatchNorm)]
+        norms = [each for each in norms if each.track_running_stats and each.training]
         momenta = [norm.momentum for norm in norms]
         with unrecorded(module), without_noise(module, moving=norms):
             for norm in norms:
@@ -428,7 +426,3 @@ class GlobalStatistics(MeetingHook):
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         collectives.average_((buffer for norm in norms for buffer in norm.buffers()), float(seeds))
-
-
-def _learns_statistics(module: nn.Module) -> TypeGuard[_BatchNorm]:
-    return isinstance(module, _BatchNorm) and module.track_running_stats and module.training
