@@ -16,7 +16,6 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
 from lightning_gnn_dist.checks import MAX_NUMBER, check_at_least, check_instance
-from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.meeting_hook import RoundState
 from lightning_gnn_dist.rules import Count, Positive, check_fields, whole, within
 
@@ -237,72 +236,7 @@ def _cycle(loader: Any, start: int) -> Iterator[Any]:
         number, skip = number + 1, 0
 
 
-class Pace:
-    """Reads a clock for this rank and its training loader.
-
-    Args:
-        strategy: The strategy whose trainer counts batches.
-        clock: Decides when a round ends.
-    """
-
-    def __init__(self, strategy: Any, clock: RoundClock) -> None:
-        self._strategy, self._clock = strategy, clock
-        self.timer = RoundTimer()  # of a fit
-        self.loader: RoundLoader | None = None
-
-    def is_over(self, batches: int) -> bool:
-        """Return whether the round ends with batch number ``batches`` of it, counted from 1."""
-        assert self.loader is not None
-        per_step: int = self._strategy.lightning_module.trainer.accumulate_grad_batches
-        if batches % per_step:
-            return False
-        per_pass, seconds = -(-len(self.loader.loader) // per_step), 0.0
-        if not isinstance(self._clock, KnownSteps):  # which counts steps alone
-            seconds = self.timer.expected(batches)
-        progress = RoundProgress(self._strategy.state.round_idx, batches // per_step, per_pass, seconds)
-        return self._clock.is_over(progress)
-
-    def steps_per_pass(self) -> int:
-        """Return the steps that visit every training node of the largest part once."""
-        return -(-self._batches_per_pass() // self._trainer().accumulate_grad_batches)
-
-    def batches_of_round(self, round_idx: int) -> float:
-        """Return the batches of this rank in a round, infinity where the clock does not say before."""
-        if not isinstance(self._clock, KnownSteps):
-            return math.inf
-        per_step = _accumulated_batches(self._trainer(), round_idx)
-        return self._clock.steps_of_round(round_idx, -(-self._batches_per_pass() // per_step)) * per_step
-
-    def schedule(self) -> str:
-        """Return a sentence for the log that says how long the rounds of the fit are."""
-        return schedule(self._clock, self._trainer().max_epochs, self.steps_per_pass())
-
-    def estimated_steps(self) -> float:
-        """Return the local steps of the whole run, those before a resume included; infinite for a fit without end."""
-        trainer, clock = self._trainer(), self._clock
-        if trainer.max_epochs == -1:
-            return math.inf
-        if not isinstance(clock, KnownSteps):
-            refusals.refuse_estimate(clock, "it does not say before how many steps a rank takes in a round")
-        num_batches = self._batches_per_pass() if isinstance(clock, EveryPass) else 0
-        batches_per_step = [_accumulated_batches(trainer, epoch) for epoch in range(max(trainer.max_epochs or 0, 1))]
-        steps = (clock.steps_of_round(r, -(-num_batches // batches)) for r, batches in enumerate(batches_per_step))
-        if trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return min(next(steps), -(-int(trainer.limit_train_batches) // batches_per_step[0]))
-        return sum(steps)
-
-    def _batches_per_pass(self) -> int:
-        if self.loader is None:  # asked for by configure_optimizers()
-            self._trainer().fit_loop.setup_data()  # as Lightning's estimated_stepping_batches does
-        assert self.loader is not None
-        return len(self.loader.loader)
-
-    def _trainer(self) -> Trainer:
-        trainer: Trainer = self._strategy.lightning_module.trainer
-        return trainer
-
-
-def _accumulated_batches(trainer: Trainer, epoch: int) -> int:
+def batches_per_step(trainer: Trainer, epoch: int) -> int:
     """Return the number of batches whose gradients make one step in an epoch."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, GradientAccumulationScheduler):

@@ -254,7 +254,7 @@ class MeetingCallback(Callback):
         if not state.in_round:
             self.strategy.meeting.tell("set_out")
             state.in_round = state.is_training = True
-            self.strategy.pace.timer.begin()
+            self.strategy.timer.begin()
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         # After mixed precision has unscaled the gradients, and before they are clipped.
@@ -266,7 +266,7 @@ class MeetingCallback(Callback):
         strategy, state = self.strategy, self.strategy.state
         batches = trainer.fit_loop.epoch_loop.batch_progress.current.ready
         state.stop_requested |= trainer.should_stop
-        state.seconds, state.is_training = strategy.pace.timer.end(batches), False
+        state.seconds, state.is_training = strategy.timer.end(batches), False
         told = strategy.sigterm_received
         votes = strategy.peers.meet(strategy.meeting, batches, strategy.end_round, is_told_to_end=told)
         state.batches_done += batches

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Mapping
 from itertools import chain
 from typing import Any, ClassVar, Literal
@@ -17,7 +18,16 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.checks import check_choice, check_instance, shown
 from lightning_gnn_dist.joint import BringsHooks, JudgesParts
 from lightning_gnn_dist.rounds import checkpoints, refusals
-from lightning_gnn_dist.rounds.clock import EveryPass, KnownSteps, Pace, RoundClock, RoundLoader, RoundTimer
+from lightning_gnn_dist.rounds.clock import (
+    EveryPass,
+    KnownSteps,
+    RoundClock,
+    RoundLoader,
+    RoundProgress,
+    RoundTimer,
+    batches_per_step,
+    schedule,
+)
 from lightning_gnn_dist.rounds.drift import Drift, DriftCorrection, Towards, resolved
 from lightning_gnn_dist.rounds.launching import Launch
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, take_over_bar, take_over_estimate
@@ -110,7 +120,8 @@ class RoundStrategy(PartitionedStrategy):
         self.meeting = Meeting()  # those of the running fit, or of the last one
         self.outer = outer
         self.peers = Peers()
-        self.pace = Pace(self, self.clock)
+        self.timer = RoundTimer()  # of a fit
+        self.loader: RoundLoader | None = None
         self._has_failed = False
         self._companion = MeetingCallback(self)
 
@@ -148,9 +159,9 @@ class RoundStrategy(PartitionedStrategy):
         """Return the weight of this rank in a mean over ranks."""
         if self.weights == "uniform":
             return 1.0
-        assert self.pace.loader is not None
-        num_seeds = getattr(self.pace.loader.loader, "num_seeds", None)
-        return refusals.refuse_weights(self.pace.loader.loader) if num_seeds is None else float(num_seeds)
+        assert self.loader is not None
+        num_seeds = getattr(self.loader.loader, "num_seeds", None)
+        return refusals.refuse_weights(self.loader.loader) if num_seeds is None else float(num_seeds)
 
     def weight_of_rows(self) -> float:
         """Return what a local step of this rank counts for in the mean of a row that it has touched."""
@@ -176,7 +187,7 @@ class RoundStrategy(PartitionedStrategy):
     def connect(self, model: LightningModule) -> None:
         super().connect(model)
         take_over_estimate(model.trainer, self.estimated_steps)
-        take_over_bar(model.trainer, lambda: self.pace.batches_of_round(self.state.round_idx))
+        take_over_bar(model.trainer, lambda: self.batches_of_round(self.state.round_idx))
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
@@ -200,8 +211,10 @@ class RoundStrategy(PartitionedStrategy):
             collectives.broadcast_([each.data for each in self._alike(buffers=True).values()])
 
     def on_train_start(self) -> None:
-        rank_zero_info(self.pace.schedule())
-        data = datamodule_of(self._module().trainer)
+        trainer = self._module().trainer
+        per_pass = -(-self._batches_per_pass() // trainer.accumulate_grad_batches)
+        rank_zero_info(schedule(self.clock, trainer.max_epochs, per_pass))
+        data = datamodule_of(trainer)
         if isinstance(data, JudgesParts):
             looks_beyond = any(hook.looks_beyond_parts for hook in self.meeting.hooks)
             if self.is_global_zero and not looks_beyond and (reason := data.against_averaging()):
@@ -234,16 +247,55 @@ class RoundStrategy(PartitionedStrategy):
         return super().all_gather(tensor, *args, **kwargs)
 
     def teardown(self) -> None:
-        if self.pace.loader is not None:
-            self.pace.loader.close()
+        if self.loader is not None:
+            self.loader.close()
         self.meeting.end()
         self.reducer.close()
         self.peers.leave()
         super().teardown()
 
+    # How long rounds are.
+
+    def batches_of_round(self, round_idx: int) -> float:
+        """Return the batches of this rank in a round, infinity where the clock does not say before."""
+        if not isinstance(self.clock, KnownSteps):
+            return math.inf
+        per_step = batches_per_step(self._module().trainer, round_idx)
+        return self.clock.steps_of_round(round_idx, -(-self._batches_per_pass() // per_step)) * per_step
+
     def estimated_steps(self) -> float:
-        """Return the value of ``trainer.estimated_stepping_batches``."""
-        return self.pace.estimated_steps()
+        """Return the local steps of the whole run, the value of ``trainer.estimated_stepping_batches``.
+
+        Those before a resume are among them; of a fit without end it is infinite.
+        """
+        trainer, clock = self._module().trainer, self.clock
+        if trainer.max_epochs == -1:
+            return math.inf
+        if not isinstance(clock, KnownSteps):
+            refusals.refuse_estimate(clock, "it does not say before how many steps a rank takes in a round")
+        num_batches = self._batches_per_pass() if isinstance(clock, EveryPass) else 0
+        per_step = [batches_per_step(trainer, epoch) for epoch in range(max(trainer.max_epochs or 0, 1))]
+        steps = (clock.steps_of_round(r, -(-num_batches // batches)) for r, batches in enumerate(per_step))
+        if trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return min(next(steps), -(-int(trainer.limit_train_batches) // per_step[0]))
+        return sum(steps)
+
+    def _batches_per_pass(self) -> int:
+        if self.loader is None:  # asked for by configure_optimizers()
+            self._module().trainer.fit_loop.setup_data()  # as Lightning's estimated_stepping_batches does
+        assert self.loader is not None
+        return len(self.loader.loader)
+
+    def _is_over(self, batches: int) -> bool:
+        """Return whether the round ends with batch number ``batches`` of it, counted from 1."""
+        assert self.loader is not None
+        per_step: int = self._module().trainer.accumulate_grad_batches
+        if batches % per_step:
+            return False
+        per_pass, seconds = -(-len(self.loader.loader) // per_step), 0.0
+        if not isinstance(self.clock, KnownSteps):  # which counts steps alone
+            seconds = self.timer.expected(batches)
+        return self.clock.is_over(RoundProgress(self.state.round_idx, batches // per_step, per_pass, seconds))
 
     # What all strategies have.
 
@@ -256,7 +308,7 @@ class RoundStrategy(PartitionedStrategy):
         for state in self.states if self.world_size > 1 else []:
             state.refuse_replicas(type(self).__name__)
         self.peers.check(trainer)
-        self.pace.timer = RoundTimer()
+        self.timer = RoundTimer()
         self.reducer.forget()
         self.meeting = Meeting()
         self.state.in_round = self.state.is_training = self.state.stop_requested = self._has_failed = False
@@ -279,8 +331,8 @@ class RoundStrategy(PartitionedStrategy):
         )
 
     def _training_loader(self, loader: Any) -> RoundLoader:
-        self.pace.loader = self.peers.join(loader, self._in_rounds)
-        return self.pace.loader
+        self.loader = self.peers.join(loader, self._in_rounds)
+        return self.loader
 
     def _in_rounds(self, loader: Any) -> RoundLoader:
         if sized_len(loader) is None:
@@ -309,10 +361,6 @@ class RoundStrategy(PartitionedStrategy):
 
     def _must_leave_at_once(self) -> bool:
         return self._has_failed or super()._must_leave_at_once()
-
-    def _is_over(self, batches: int) -> bool:
-        """Return whether a round ends after so many batches of it."""
-        return self.pace.is_over(batches)
 
     def _check_alone(self, what: str) -> None:
         if self.state.in_round and self._module().trainer.training and not isinstance(self.clock, KnownSteps):

@@ -146,7 +146,7 @@ class LivingPeers(Peers):
         rows = self._hold_meeting(batches)
         _set_epoch(self._module().trainer, self._rounds.state.round_idx, running=True)
         if self._member.seat != seat:
-            loader = self._rounds.pace.loader
+            loader = self._rounds.loader
             assert loader is not None
             with self._seen_as(self._member.seat):
                 loader.close()

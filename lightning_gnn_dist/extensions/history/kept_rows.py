@@ -34,9 +34,9 @@ class KeptRows(MeetingHook):
     def _check_parts(self, every: int) -> None:
         """Refuse parts that change within a round: after so many batches."""
         trainer: Any = self.fit.lightning_module.trainer
-        pace, last, start = trainer.strategy.pace, trainer.max_epochs, self.fit.round.batches_done
+        last, start = trainer.max_epochs, self.fit.round.batches_done
         for idx in range(self.fit.round.round_idx, _LOOKED_AT if last is None or last < 0 else min(last, _LOOKED_AT)):
-            stop = start + pace.batches_of_round(idx)
+            stop = start + trainer.strategy.batches_of_round(idx)
             if stop == math.inf:
                 _refuse(f"with {trainer.strategy.clock} nobody knows before when that is. Use EverySteps or EveryPass")
             if start // every != (stop - 1) // every:

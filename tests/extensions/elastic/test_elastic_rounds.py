@@ -123,7 +123,7 @@ def share_a_graph(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[
         members: list[int] = []  # noqa: RUF012
 
         def on_train_epoch_start(self) -> None:
-            self.seeds.append(self.trainer.strategy.pace.loader.loader.num_seeds)  # type: ignore[attr-defined]
+            self.seeds.append(self.trainer.strategy.loader.loader.num_seeds)  # type: ignore[attr-defined]
             self.members.append(len(self.trainer.strategy.state.batches_of_ranks))  # type: ignore[attr-defined]
 
         def training_step(self, batch: Any) -> Tensor:
