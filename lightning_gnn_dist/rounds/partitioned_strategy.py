@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any, ClassVar, Literal
 
@@ -16,10 +16,11 @@ from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.checks import check_choice, check_instance
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.launching import Elsewhere, Launch, ScriptLauncher, launcher_for
 from lightning_gnn_dist.rounds.lightning_internals import (
@@ -29,7 +30,6 @@ from lightning_gnn_dist.rounds.lightning_internals import (
     take_over_sigterm,
 )
 from lightning_gnn_dist.rounds.meeting_hook import ReplicaState
-from lightning_gnn_dist.rounds.own_states import hide_from_ddp, show_to_ddp, states_of
 from lightning_gnn_dist.rounds.premises import check_ranks
 from lightning_gnn_dist.wire import channel, collectives
 from lightning_gnn_dist.wire.addresses import kept_on_host
@@ -39,6 +39,7 @@ from lightning_gnn_dist.wire.launching.roll_call import Roll
 from lightning_gnn_dist.wire.replica import Replica
 
 Buffers = Literal["average", "local"]
+_IGNORED = "_ddp_params_and_buffers_to_ignore"
 
 
 class PartitionedStrategy(DDPStrategy):
@@ -313,3 +314,35 @@ class PartitionedStrategy(DDPStrategy):
     def _module(self) -> LightningModule:
         assert self.lightning_module is not None
         return self.lightning_module
+
+
+def states_of(module: nn.Module) -> list[ReplicaState]:
+    """Return what ranks do not have alike of a module, in the same order on every rank.
+
+    A module of the model that has a method ``replica_state(module)`` brings one of a class for all that the
+    LightningModule has of it. An embedding of torch with ``sparse=True`` brings that of its rows.
+    """
+    found: dict[type, ReplicaState] = {}
+    for child in module.modules():
+        bring = getattr(child, "replica_state", None)
+        if bring is None and getattr(child, "sparse", False) is True and "weight" in child._parameters:
+            bring = extension("sparse rows")
+        if bring is not None:
+            state = bring(module)
+            found.setdefault(type(state), state)
+    return [*found.values()]
+
+
+def hide_from_ddp(module: nn.Module, names: Collection[str]) -> None:
+    """Let DDP, and Lightning where it makes replicas equal, ignore parameters and buffers, by any name of theirs."""
+    named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    hidden = {id(each) for name, each in named if name in names}
+    ignored = [name for name, each in named if id(each) in hidden]
+    show_to_ddp(module)
+    if ignored:
+        vars(module)[_IGNORED] = ignored
+
+
+def show_to_ddp(module: nn.Module) -> None:
+    """Undo :func:`hide_from_ddp`."""
+    vars(module).pop(_IGNORED, None)

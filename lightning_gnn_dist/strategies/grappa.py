@@ -29,8 +29,7 @@ from torch_geometric.data import HeteroData
 from lightning_gnn_dist.checks import check_true_or_false
 from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.launching import Launch
-from lightning_gnn_dist.rounds.own_states import hide_from_ddp
-from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy
+from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy, hide_from_ddp
 from lightning_gnn_dist.rounds.reducer import SendsMeans, are_finite, is_scaled, refuse_gradients
 from lightning_gnn_dist.strategies.step_callback import StepCallback
 from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counting_unfrozen

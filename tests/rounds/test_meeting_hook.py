@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from lightning_gnn_dist import EverySteps, GrappaStrategy, LocalSGDStrategy, Outer, names
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, ReplicaState
-from lightning_gnn_dist.rounds.own_states import states_of
+from lightning_gnn_dist.rounds.partitioned_strategy import states_of
 from lightning_gnn_dist.rounds.reducer import Groups
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE

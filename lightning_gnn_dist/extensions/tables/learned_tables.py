@@ -26,11 +26,10 @@ from lightning_gnn_dist.extensions.tables.gradients import (
     mean_gradients_,
 )
 from lightning_gnn_dist.extensions.tables.learned_rows import LearnedRows
-from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding, divide, owned_tables
+from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding, asking_nobody, divide, owned_tables
 from lightning_gnn_dist.extensions.tables.row_owners import RowOwners
 from lightning_gnn_dist.extensions.tables.table import Table, check_tables, refuse_owned, tables_of
 from lightning_gnn_dist.rounds.meeting_hook import MeetingHook, ReplicaState
-from lightning_gnn_dist.rounds.own_states import asking_nobody
 from lightning_gnn_dist.wire import collectives
 
 

@@ -8,7 +8,8 @@ gradients:    wait here until the strategy hands them to the rows' owners
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from zlib import crc32
@@ -20,7 +21,6 @@ from torch.nn import functional
 from lightning_gnn_dist.checks import check_at_least, check_positive, check_seed, holds_integers, shown
 from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.extensions.tables.row_owners import RowOwners, bounds_of, send_from_first
-from lightning_gnn_dist.rounds.own_states import asks_nobody
 from lightning_gnn_dist.wire import collectives
 
 ROWS_OF_BLOCK = 1024  # that are drawn at once, so that any range can be made without the others
@@ -28,6 +28,17 @@ _MIX = 0x9E3779B97F4A7C15  # neighbouring seeds are sent far from each other
 _SEEDS = 1 << 32  # what torch's generator tells apart
 _NOT_MADE, _WHOLE, _OWNED = range(3)  # what a rank has of a table
 _NO_STATE_YET = "Save a checkpoint by the trainer, and load its weights: Module.load_from_checkpoint(path)."
+_asks_nobody = [False]
+
+
+@contextmanager
+def asking_nobody() -> Iterator[None]:
+    """In the block, ``state_dict()`` has what lies here: modules ask no rank, and make nothing."""
+    _asks_nobody.append(True)
+    try:
+        yield
+    finally:
+        _asks_nobody.pop()
 
 
 class OwnedEmbedding(nn.Module):
@@ -169,7 +180,7 @@ class OwnedEmbedding(nn.Module):
         return self
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        if asks_nobody():
+        if _asks_nobody[-1]:
             destination[f"{prefix}weight"] = self.parameter.detach()
         elif self.owners is not None:
             destination[f"{prefix}weight"] = self._whole()

@@ -15,7 +15,7 @@ from lightning_gnn_dist.extensions.elastic.living_peers import refuse_states
 from lightning_gnn_dist.extensions.tables.exchange import Touches
 from lightning_gnn_dist.extensions.tables.learned_rows import LearnedRows
 from lightning_gnn_dist.rounds.clock import RoundProgress
-from lightning_gnn_dist.rounds.own_states import states_of
+from lightning_gnn_dist.rounds.partitioned_strategy import states_of
 from lightning_gnn_dist.wire import collectives
 from tests.every_strategy import PATIENCE
 from tests.extensions.tables.fitting import (
