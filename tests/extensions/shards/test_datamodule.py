@@ -215,7 +215,10 @@ FITS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("name", ["llcg", *(pytest.param(name, marks=pytest.mark.slow) for name in list(FITS)[1:])])
+QUICK = ("llcg", "llcg by time")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in FITS])
 def test_training_on_shards_of_types_is_training_on_parts(saved_types: Path, name: str) -> None:
     shards, parts = (run_ranks(fit_types, 2, str(saved_types), kind, *FITS[name]) for kind in ("shards", "whole"))
     for (ours, figures), (theirs, expected) in zip(shards, parts, strict=True):

@@ -16,25 +16,19 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATv2Conv, GCNConv, SAGEConv
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.batches.source import assemble
-from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.passes import layer_pass, row_table
 from lightning_gnn_dist.extensions.passes.prediction import Prediction
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard
 from lightning_gnn_dist.extensions.shards.nodes import Division, ShardNodes
 from lightning_gnn_dist.graph.rows import bytes_per_row
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.layers.layer_pass import Work
 from lightning_gnn_dist.wire.channel import CPU, Channel
 from lightning_gnn_dist.wire.collectives import traffic
-from tests.batch_contents import check_same
 from tests.data_fitting import trainer
 from tests.every_strategy import plain_ddp
 from tests.extensions.passes.test_prediction import Bipartite, Deep, at_most
-from tests.extensions.shards.graphs import made_of, opened
-from tests.extensions.shards.links.splits import content
-from tests.extensions.temporal.temporal_graphs import plain, typed
-from tests.graph.parted import as_shards_number_it, small_graph, some_partition
+from tests.extensions.temporal.temporal_graphs import plain
+from tests.graph.parted import small_graph, some_partition
 from tests.layers.models import MODELS, graph_of, uneven_data
 from tests.layers.test_probe import on_two_ranks
 from tests.layers.test_ranks import SLOW, check, evaluate
@@ -228,67 +222,13 @@ def test_two_ranks_look_alike(tmp_path: Path) -> None:
     assert second == [(0, True), (0, False)]
 
 
-# Batches by time of a graph in shards: those of the whole graph, to the bit.
-
-
-DATA = {"sampler": lgd.TemporalSampler([3, 2], "edge_time", "time"), "batch_size": 8}
-SIGHTS: list[dict[str, Any]] = [{}, {"equal": True, "last": 3}, {"pick": "latest"}]
-OF_EDGES = [
-    lgd.TemporalSampler(numbers, "edge_time", "time", **sight) for numbers in ([3, 2], [-1, -1]) for sight in SIGHTS
-]
-OF_NODES = [lgd.TemporalSampler([3, 2, 2], "time", **sight) for sight in [*SIGHTS, {"equal": True}, {"last": 3}]]
-OF_TYPES = [*OF_NODES, *(lgd.TemporalSampler([-1, -1], "time", **sight) for sight in SIGHTS)]
-CASES: dict[str, tuple[Any, list[lgd.TemporalSampler]]] = {
-    "of nodes": (lambda: plain(0, "nodes", torch.int64), OF_NODES),
-    "of edges": (lambda: plain(0, "edges", torch.float32), OF_EDGES),
-    "of types": (lambda: typed(0, in_order=False).with_seeds("a"), OF_TYPES),
-    "of types in order": (lambda: typed(1, in_order=True).with_seeds("a"), OF_TYPES),
-}
-
-
-def bulk_of(rank: int, world_size: int, nodes: range) -> tuple[list[Tensor], list[BatchKey]]:
-    """Two batches around nodes in some order; the last rank of several asks for nothing in one of them."""
-    order = torch.randperm(len(nodes), generator=torch.Generator().manual_seed(rank)) + nodes.start
-    seeds = [order[:0] if rank and rank == world_size - 1 else order, order[: rank * 3]]
-    return seeds, [BatchKey(rank, 2, number) for number in range(2)]
-
-
-def drawn(rank: int, world_size: int, folder: str, samplers: list[lgd.TemporalSampler]) -> list[dict[str, Any]]:
-    with opened(rank, world_size, folder) as graph:
-        bulk = bulk_of(rank, world_size, graph.types.nodes_of(graph.types.seed_type()))
-        made = [made_of(graph, sampler, *bulk) for sampler in samplers]
-    return [content(batch) for batches in made for batch in batches]
-
-
-@pytest.mark.parametrize(
-    ("case", "world_size"),
-    [
-        ("of edges", 3),
-        ("of types", 3),
-        *(pytest.param(case, size, marks=pytest.mark.slow) for case in CASES for size in (1, 4)),
-        *(pytest.param(case, 3, marks=pytest.mark.slow) for case in ("of nodes", "of types in order")),
-    ],
-)
-def test_batches_are_those_of_the_whole_graph(tmp_path: Path, world_size: int, case: str) -> None:
-    make, samplers = CASES[case]
-    graph = make()
-    if not have_names(graph.types):
-        graph.node_arrays["n_id"] = torch.arange(graph.num_nodes)
-    partition = some_partition(graph, world_size)
-    lgd.save_shards(graph, partition, tmp_path / "shards")
-    whole, seen = as_shards_number_it(graph, partition), 0
-    for rank, found in enumerate(run_ranks(drawn, world_size, str(tmp_path / "shards"), samplers)):
-        batches, bulk = iter(found), bulk_of(rank, world_size, whole.types.nodes_of(whole.types.seed_type()))
-        for sampler in samplers:
-            for sample in sampler.sample_bulk(whole, *bulk):
-                check_same([next(batches)], [content(assemble(whole, sample))])
-                seen += len(sample.indices)
-    assert seen > 500
+# By time: batches are compared in test_datamodule.py.
 
 
 def begun(rank: int, world_size: int, folder: str) -> None:
     join(rank, world_size)
-    data = placed(lgd.PartitionedDataModule(folder, **DATA), rank, world_size)
+    by_time = lgd.TemporalSampler([3, 2], "edge_time", "time")
+    data = placed(lgd.PartitionedDataModule(folder, sampler=by_time, batch_size=8), rank, world_size)
     data.setup("fit")
 
 

@@ -181,25 +181,6 @@ def test_plain_ddp_is_refused_and_a_dense_table_brings_a_warning(strategy: Any, 
         run_ranks(with_a_table, 2, strategy, sparse)
 
 
-class Typed(Judged):
-    """A layer on rows of venues and features of papers."""
-
-    def __init__(self, num_venues: int, width: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.tables = nn.ModuleDict({"venue": nn.Embedding(num_venues, width, sparse=True)})
-        self.conv = SAGEConv((width, width), 6)
-
-    def training_step(self, batch: Any) -> Tensor:
-        kind = next(each for each in batch.edge_types if each[0] == "venue" and each[2] == "paper")
-        rows = self.tables["venue"](batch["venue"].n_id)
-        out = self.conv((rows, batch["paper"].x), batch[kind].edge_index)[: batch.batch_size]
-        return nn.functional.cross_entropy(out, batch["paper"].y[: batch.batch_size])
-
-    def configure_optimizers(self) -> Any:
-        return lgd.LazyAdam(self.parameters(), lr=0.05)
-
-
 # Graphs without features, with rows that live with one rank each: from end to end as with rows that all ranks hold.
 
 
@@ -319,39 +300,5 @@ def test_shards_train_rows(in_rounds: bool, tmp_path: Path) -> None:
     (first, *_), (second, *_) = ranks
     assert differs(first, second) == 0.0
     assert bool((first["table.weight"] != Rows().table.weight).any(1).sum() > 20)
-    for replicated, *others in ranks:
-        assert all(differs(whole, replicated) < 1e-12 for whole in others)
-
-
-class OwnedTyped(Typed):
-    """With a table for each of two types, of which the second is never looked up."""
-
-    def __init__(self, num_venues: int, width: int) -> None:
-        super().__init__(num_venues, width)
-        venues = lgd.OwnedEmbedding(num_venues, width)
-        venues.load_state_dict(self.tables["venue"].state_dict())
-        self.tables = torch.nn.ModuleDict({"author": lgd.OwnedEmbedding(5, width), "venue": venues})
-
-
-def typed(rank: int, world_size: int, in_rounds: bool) -> list[Made]:
-    graph, found = lgd.citations(600), []
-    sizes = graph.types.num_nodes["venue"], graph.types.node_arrays["paper"]["x"].shape[1]
-    for kind in [Typed, *([] if in_rounds else [OwnedTyped])]:
-        module = kind(*sizes).double()
-        data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([5, 5]), batch_size=32)
-        options: dict[str, Any] = {"limit_val_batches": 0, "precision": "64-true"}
-        rounds = lgd.LLCGStrategy(lgd.EverySteps(3), outer=lgd.Outer.diloco(), **PATIENCE)
-        trainer(world_size, rounds if in_rounds else lgd.GrappaStrategy(**PATIENCE), **options).fit(module, data)
-        found.append({name: each for name, each in state_of(module).items() if "author" not in name})
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-@pytest.mark.parametrize("in_rounds", [False, True])
-def test_a_type_may_have_learned_rows(in_rounds: bool) -> None:
-    ranks = run_ranks(typed, 2, in_rounds)
-    (first, *_), (second, *_) = ranks
-    assert differs(first, second) == 0.0
     for replicated, *others in ranks:
         assert all(differs(whole, replicated) < 1e-12 for whole in others)
