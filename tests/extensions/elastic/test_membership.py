@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from lightning_gnn_dist.extensions.elastic.membership import Membership, name_of
 from lightning_gnn_dist.extensions.elastic.settings import (
     RANK,
     RANKS,
-    SIGN,
     Sign,
     check_available,
     is_silent,
@@ -122,38 +120,6 @@ def test_what_is_missing_is_named() -> None:
 
 
 # The sign by which a launcher sees its ranks.
-
-
-def wait_until(path: Path, *, is_there: bool) -> None:
-    end = time.monotonic() + 60
-    while path.exists() != is_there:
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_a_sign_is_there_says_who_waits_and_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "sign"
-    monkeypatch.setenv(SIGN, str(path))
-    sign = Sign()
-    assert not waits(path) and not is_silent(path, 0.0)  # a rank that does not train yet
-    sign.show()
-    wait_until(path, is_there=True)
-    with sign.waiting():
-        assert waits(path)
-    assert not waits(path) and not is_silent(path, 60.0)
-    sign.leave()
-    wait_until(path, is_there=False)
-    path.touch()
-    os.utime(path, (0.0, 0.0))
-    assert is_silent(path, 60.0)
-
-
-def test_without_a_launcher_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SIGN, raising=False)
-    sign = Sign()
-    sign.show()
-    with sign.waiting():
-        sign.leave()
 
 
 def test_a_rank_that_is_started_again_is_not_taken_for_the_dead_one(tmp_path: Path) -> None:

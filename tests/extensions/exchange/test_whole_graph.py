@@ -98,32 +98,6 @@ def test_an_exchange_is_one_process(num_layers: int, place: str, accelerator: st
             torch.testing.assert_close(found[name], value, **CLOSE)
 
 
-class Rounded(ByLayers):
-    """Its second layer returns whole numbers, which have no gradient."""
-
-    def layers(self) -> Any:
-        first, second, last = super().layers()
-        return [first, lambda batch: {kind: rows.long() for kind, rows in second(batch).items()}, last]
-
-
-def refused(rank: int, world_size: int) -> str:
-    graph = lgd.Graph.from_pyg(DATA)
-    options: dict[str, Any] = {
-        "sampler": lgd.WholePartSampler(3),
-        "boundary": lgd.Exchange(),
-        "partitioner": owners(graph, 2),
-    }
-    run = trainer(world_size, lgd.GrappaStrategy(**PATIENCE, find_unused_parameters=True), max_epochs=1, **OPTIONS)
-    with pytest.raises(TypeError) as caught:
-        run.fit(Rounded(DATA.edge_types, 3), lgd.PartitionedDataModule(graph, **options))
-    return str(caught.value)
-
-
-def test_an_error_names_the_layer_whatever_the_number_of_types() -> None:
-    for said in run_ranks(refused, 2):
-        assert said.startswith("Layer 1 returned rows of torch.int64")
-
-
 @pytest.mark.slow
 def test_the_shipped_config_trains(tmp_path: Path) -> None:
     check_config("whole_graph.yaml", tmp_path)

@@ -37,27 +37,6 @@ def test_the_graph_is_the_same_in_the_order_of_chunks(kind: str, memory_bytes: i
     main(["inspect", "--check", str(tmp_path / "graph")])  # checksums are those of the files
 
 
-@pytest.mark.parametrize("kind", GRAPHS)
-def test_it_says_where_chunks_begin(kind: str, tmp_path: Path) -> None:
-    graph, partition = GRAPHS[kind](), cut(GRAPHS[kind]())
-    reorder_graph(graph, partition, tmp_path / "graph")
-    found = Graph.open(tmp_path / "graph")
-    chunks = Chunks.of(found)
-    assert chunks is not None and chunks.num_chunks == partition.num_parts
-    types, ids = found.types, torch.arange(found.num_nodes)
-    chunk = chunks.partition().assignment
-    for i, node_type in enumerate(types.node_types):
-        nodes, old = types.nodes_of(node_type), types.node_arrays[node_type]["n_id"]
-        assert chunk[nodes.start : nodes.stop].equal(partition.assignment[old + graph.types.nodes_of(node_type).start])
-        for c in range(chunks.num_chunks):
-            first, end = (chunks.nodes[i, c : c + 2] + nodes.start).tolist()
-            assert (chunk[first:end] == c).all()
-    receiver = ids.repeat_interleave(found.degrees())
-    for i, _ in enumerate(types.edge_types):
-        into = torch.bincount(chunk[receiver[types.edge_type == i]], minlength=chunks.num_chunks)
-        assert chunks.edges[i].diff().equal(into)
-
-
 def test_ids_of_the_first_order_stay_visible(tmp_path: Path) -> None:
     graph = typed_graph_of_widths()
     reorder_graph(graph, uneven_partition(graph, 3), tmp_path / "once")

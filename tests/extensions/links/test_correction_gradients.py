@@ -65,26 +65,3 @@ def test_slices_of_links_give_the_gradient_of_the_whole_batch() -> None:
     for sliced, whole, (counted, targets, ends) in run_ranks(link_gradients, 2):
         assert counted == targets in (3 * 25, 3 * 26) and ends != targets
         assert max(float((left - right).abs().max()) for left, right in zip(sliced, whole, strict=True)) < 1e-14
-
-
-def link_step(rank: int, world_size: int) -> tuple[list[Tensor], list[Tensor], int]:
-    """The gradient that a step went along; the gradient of this rank's batch, and its targets."""
-    module, seen = Products(), []
-
-    class Watch(pl.Callback):
-        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-            gradient = torch.autograd.grad(module.training_step(batch), list(module.parameters()))
-            seen.append((list(gradient), batch.edge_label.numel()))
-
-    options: dict[str, Any] = {"max_epochs": 1, "max_steps": 1, "limit_val_batches": 0, "callbacks": [Watch()]}
-    fit(lgd.GrappaStrategy(**PATIENCE), module, link_data(), world_size, **options)
-    moved = [100 * (old - new).detach() for old, new in zip(Products().parameters(), module.parameters(), strict=True)]
-    return moved, *seen[0]
-
-
-@pytest.mark.filterwarnings("ignore:.*validation_step")
-def test_grappa_weighs_links_by_their_targets() -> None:
-    (moved, first, few), (_, second, many) = run_ranks(link_step, 2)
-    assert few != many
-    for step, one, other in zip(moved, first, second, strict=True):
-        assert (step - (few * one + many * other) / (few + many)).abs().max() < 1e-6  # shares are float32

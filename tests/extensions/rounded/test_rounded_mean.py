@@ -1,10 +1,8 @@
 """Means in fewer bits over members that come and go, held against their true means and what members say they lost."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
@@ -74,51 +72,6 @@ def test_who_does_not_count_changes_nothing_and_owes_what_it_owed() -> None:
         found.append(meet(means, drawn(1, "abc") | {"c": vector}, WEIGHTS | {"c": 0.0}, 1)[0])
         assert torch.equal(means["c"].lost[0], owed)
     assert torch.equal(*found)
-
-
-@pytest.fixture
-def exchanges(monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
-    """How often each member has exchanged."""
-    found = Counter[int]()
-    exchange = Seated._all_to_all
-
-    def counted(channel: Seated, *args: Any, **how: bool) -> None:
-        found[channel.rank] += 1
-        exchange(channel, *args, **how)
-
-    monkeypatch.setattr(Seated, "_all_to_all", counted)
-    return found
-
-
-def test_several_means_take_the_exchanges_of_one_and_change_no_bit(exchanges: Counter[int]) -> None:
-    shapes = [(8, LENGTH, True), (16, 2 * LENGTH, False), (8, 3, False)]  # bits, length, whether what is lost is kept
-    vectors = {name: [torch.randn(length, dtype=torch.float64) for _, length, _ in shapes] for name in "abc"}
-
-    def taken(together: bool) -> list[list[Tensor]]:
-        table = Table(3)
-
-        def of(name: str) -> list[Tensor]:
-            channel, found = Seated(table, "abc".index(name)), list[Tensor]()
-            means = [RoundedMean(channel, Codec(bits), length, keeps_lost=kept) for bits, length, kept in shapes]
-            for number in (0, 3):
-                if together:
-                    found += means_together(means, vectors[name], WEIGHTS[name], number, is_agreed=True)
-                    continue
-                for place, (mean, vector) in enumerate(zip(means, vectors[name], strict=True), number):
-                    found += means_together([mean], [vector], WEIGHTS[name], place)
-            return [*found, *means[0].lost]
-
-        with ThreadPoolExecutor(3) as pool:
-            return list(pool.map(of, "abc"))
-
-    alone = taken(together=False)
-    assert set(exchanges.values()) == {2 * 3 * 3}  # and the lengths of each
-    exchanges.clear()
-    joined = taken(together=True)
-    assert set(exchanges.values()) == {4}  # of two meetings
-    for before, after in zip(alone, joined, strict=True):
-        assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
-    assert all(torch.equal(*pair) for other in joined[1:] for pair in zip(joined[0][:6], other[:6], strict=True))
 
 
 def test_without_any_weight_all_members_refuse() -> None:
