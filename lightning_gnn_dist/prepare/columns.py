@@ -7,41 +7,78 @@ category  a whole number for each word, in order from 1; an empty cell, and a wo
 time      days since 1970-01-01, as a number is
 text      64 numbers by hashing words
 list      as many numbers as it is long
+
+In a database, kinds and statistics are those of rows before the training cut, and other numbers are made:
+
+number    (v - mean) / deviation, within 10 of 0; a missing one is 0, with a mark beside it if any was missing
+category  the place of a word among those seen twice; others share a row, as do those that are missing
+time      sine and cosine of the hour, of the weekday and of the day of the year, and the moment itself, for an age
+text      a row of numbers, of a function that is named, or by hashing; a mark if any was missing
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
+from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MISSING, MOMENTS, NO_MOMENT, NUMBERS, UNSEEN
 from lightning_gnn_dist.prepare.arrays import SPLIT_WORDS, SPLITS, check_classes, check_purposes, purpose_of
-from lightning_gnn_dist.prepare.engine import (
-    COUNTS,
-    DATES,
-    WHOLE,
-    Cells,
-    Table,
-    Work,
-    literal,
-    numpy_of,
-    places_of,
-)
-from lightning_gnn_dist.prepare.text import WIDTH, hash_words
+from lightning_gnn_dist.prepare.engine import COUNTS, WHOLE, Bad, Cells, Table, Work, literal, numpy_of, places_of
+from lightning_gnn_dist.prepare.text import WIDTH, Embed, hash_words
 
 MOST_WORDS = 1_000  # different ones of what is taken for a category unless it is said
 MOST = 100_000  # of a category, for each of which a model may learn a row
 NEARLY_ALL = 0.9  # of the cells of a column that is taken for one of numbers
+MOST_DEVIATIONS = 10.0
 SECONDS_OF_DAY = 86_400
-CATEGORIES = "categories"  # the node array
+PERIODS = (SECONDS_OF_DAY, 7 * SECONDS_OF_DAY, 31_556_952)  # a day, a week, a year
 NO_SPLIT = ("", "none", "-")
 SURELY_EXACT = 1 << 24  # whole numbers below are numbers of float32
-OF_FEATURES = COUNTS | DATES | {"words": "approx_count_distinct({word})", "seconds": "avg({seconds})"}
-OF_FEATURES |= {"mean": "avg({number}) FILTER (isfinite({number}))"}
 FLOAT, DOUBLE, LONG, BOOL = (np.dtype(kind) for kind in (np.float32, np.float64, np.int64, np.bool_))
+OF_FEATURES = {  # what one look tells of a column, in the rows that are seen; and in all, for what cannot be right
+    "there": "count({value}) FILTER (seen)",
+    "numbers": "count({number}) FILTER (seen)",
+    "dates": "count({seconds}) FILTER (seen)",
+    "words": "approx_count_distinct({value}) FILTER (seen)",
+    "mean": "avg({number}) FILTER (seen AND isfinite({number}))",
+    "all_there": "count({value})",
+    "all_numbers": "count({number})",
+    "all_dates": "count({seconds})",
+}
+OF_ALL = OF_FEATURES | {  # the same where there is no cut
+    "whole": "count({whole})",
+    "seconds": "avg({seconds})",
+    "shortest": "min({length})",
+    "longest": "max({length})",
+}
+BEFORE_CUT = OF_FEATURES | {
+    "nans": "count(*) FILTER (seen AND isnan({number}))",
+    "deviation": "stddev_pop({number}) FILTER (seen AND isfinite({number}))",
+}
+BEFORE_CUT |= {
+    f"in_{at}": f"max({{seconds}} % {at}) FILTER (seen) > min({{seconds}} % {at}) FILTER (seen)" for at in PERIODS
+}
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What a database says of all columns of a table.
+
+    Args:
+        seen: The SQL of whether a row is before the training cut.
+        time: The column of the dates of rows, whose ages are known without it.
+        embed: Turns texts into rows of numbers.
+        hidden: The columns that a task must not see, which have arrays of their own.
+    """
+
+    seen: str
+    time: str | None
+    embed: Embed
+    hidden: Collection[str]
 
 
 @dataclass(frozen=True)
@@ -51,22 +88,28 @@ class Feature:
     Args:
         name: The column.
         cells: Its cells.
+        array: What edges call it. Nodes have categories in one array, and all else in others.
+        cut: What a database says of it.
         kind: What it is.
         width: How many numbers a cell becomes, without a mark.
         is_marked: Whether some cells are empty.
-        mean: What these are.
+        mean: Of its numbers.
+        deviation: Of its numbers; 0 if all are one.
         words: Of a category, in order.
-        array: What edges call it. Nodes have categories in one array, and all else in another.
+        periods: In which its dates vary.
     """
 
     name: str
     cells: Cells
+    array: str = ""
+    cut: Cut | None = None
     kind: str = "number"
     width: int = 1
     is_marked: bool = False
     mean: float = 0.0
+    deviation: float = 0.0
     words: Sequence[str] = ()
-    array: str = ""
+    periods: Sequence[int] = ()
 
     @property
     def sql(self) -> str:
@@ -74,39 +117,94 @@ class Feature:
         if self.kind == "list":
             return f"CAST({self.cells.name} AS FLOAT[])"
         if self.kind == "number":
-            return f"TRY_CAST({self.cells.number} AS FLOAT)"
+            return self.cells.number if self.cut else f"TRY_CAST({self.cells.number} AS FLOAT)"
         return self.cells.seconds if self.kind == "time" else self.cells.value
 
     @property
-    def arrays(self) -> list[str]:
-        """What its arrays are called."""
+    def size(self) -> int:
+        """Of a category of a database, the number of its values."""
+        return len(self.words) + UNSEEN + 1 if self.kind == "category" else 0
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """How many columns of which arrays it makes."""
         if self.array:
-            return [self.array, f"{self.array}_is_missing"][: 1 + self.is_marked]
-        return [CATEGORIES if self.kind == "category" else "x"]
+            return {self.array: self.width} | ({f"{self.array}_is_missing": 1} if self.is_marked else {})
+        before = f"{self.name}_" if self.cut and self.name in self.cut.hidden else ""
+        if self.kind == "category":
+            return {before + CATEGORIES: 1}
+        has_moments = self.kind == "time" and self.cut is not None and self.name != self.cut.time
+        found = {before + NUMBERS: self.width + self.is_marked, before + MOMENTS: int(has_moments)}
+        return {array: width for array, width in found.items() if width}
 
     def of(self, column: Any) -> dict[str, Column]:
         """The numbers of a piece of pyarrow, a row for each cell, by array."""
-        rows = self._rows(column)
-        if not self.array:
-            return {self.arrays[0]: rows}
-        found = {self.array: rows if self.kind in ("list", "text") else rows[:, 0]}
-        return found | ({f"{self.array}_is_missing": rows[:, 1]} if self.is_marked else {})
-
-    def _rows(self, column: Any) -> Column:
-        if self.kind == "list":
-            return numpy_of(column.flatten()).astype(FLOAT, copy=False).reshape(len(column), self.width)
+        missing: Column = column.is_null().to_numpy(zero_copy_only=False)
         if self.kind == "category":
-            return places_of(column, self.words).astype(np.int32)[:, None] + np.int32(1)
+            codes = np.where(missing, MISSING, places_of(column, self.words) + (UNSEEN + 1 if self.cut else 1))
+            rows = codes.astype(np.int32)[:, None]
+        else:
+            numbers, missing = self._numbers(column, missing)
+            parts = [*numbers, *([missing] if self.is_marked else [])]
+            rows = np.column_stack(parts).astype(FLOAT, copy=False) if parts else np.empty((len(column), 0), FLOAT)
+        if self.array:
+            marks = {f"{self.array}_is_missing": rows[:, self.width]} if self.is_marked else {}
+            return {self.array: rows if self.kind in ("list", "text") else rows[:, 0]} | marks
+        moments = np.where(missing, NO_MOMENT, column.fill_null(0).to_numpy()) if self.kind == "time" else missing
+        return {array: moments[:, None] if array.endswith(MOMENTS) else rows for array in self.widths}
+
+    def _numbers(self, column: Any, missing: Column) -> tuple[list[Column], Column]:
+        """The columns of numbers, and which cells have none."""
+        if self.kind == "list":
+            return [numpy_of(column.flatten()).reshape(len(column), self.width)], missing
         if self.kind == "text":
-            return hash_words(column.fill_null("").to_pylist()).astype(FLOAT)
+            rows = (self.cut.embed if self.cut else hash_words)(column.fill_null("").to_pylist())
+            if rows.shape[1] != self.width:
+                raise ValueError(
+                    f"column {self.name!r}: the function of texts made rows of {rows.shape[1]} numbers, and of "
+                    f"{self.width} before."
+                )
+            return [np.where(missing[:, None], FLOAT.type(0), rows)], missing
+        if self.kind == "time" and self.cut:
+            dates = column.fill_null(0).to_numpy()
+            turns = [2 * np.pi * (dates % period) / period for period in self.periods]
+            return [np.where(missing, 0, wave(turn)) for turn in turns for wave in (np.sin, np.cos)], missing
         values = numpy_of(column)
-        if self.kind == "time":
-            values = values / SECONDS_OF_DAY
-        values = values.astype(FLOAT, copy=False)[:, None]
-        if not self.is_marked:
-            return values
-        missing = np.isnan(values)
-        return np.concatenate([np.where(missing, FLOAT.type(self.mean), values), missing.astype(FLOAT)], axis=1)
+        if self.cut is None:
+            values = (values / SECONDS_OF_DAY if self.kind == "time" else values).astype(FLOAT, copy=False)
+            missing = np.isnan(values)
+            return [np.where(missing, FLOAT.type(self.mean), values) if self.is_marked else values], missing
+        missing = np.isnan(values := values.astype(DOUBLE))
+        if not self.width:
+            return [], missing
+        standard = np.nan_to_num((values - self.mean) / self.deviation)
+        return [standard.clip(-MOST_DEVIATIONS, MOST_DEVIATIONS)], missing
+
+    def fitted(self, kind: str, look: Any, rows: int, counts: Mapping[str, int]) -> Feature:
+        """The same with what was found: its kind, and the statistics of so many rows.
+
+        Args:
+            kind: The kind.
+            look: What a look has told.
+            rows: How many rows were seen.
+            counts: How often each word occurs.
+        """
+        there = look.numbers - look.nans if self.cut and kind == "number" else look.there
+        is_marked = 0 < there < rows and (self.cut is not None or kind in ("number", "time"))
+        found = replace(self, kind=kind, is_marked=is_marked, mean=look.mean or 0.0)
+        if kind == "category":
+            return replace(found, words=tuple(sorted(w for w, times in counts.items() if times > 1 or not self.cut)))
+        if kind == "text":
+            return replace(found, width=self.cut.embed([""]).shape[1] if self.cut else WIDTH)
+        if kind == "list":
+            return replace(found, width=look.longest)
+        if self.cut is None:
+            return replace(found, mean=(look.seconds or 0.0) / SECONDS_OF_DAY) if kind == "time" else found
+        if kind == "time":
+            periods = tuple(at for at in PERIODS if getattr(look, f"in_{at}"))
+            return replace(found, periods=periods, width=2 * len(periods))
+        is_rounding = (look.deviation or 0.0) <= 1e-12 * max(1.0, abs(found.mean))
+        return replace(found, deviation=0.0 if is_rounding else look.deviation, width=int(not is_rounding))
 
     @property
     def told(self) -> str:
@@ -147,49 +245,6 @@ class Made:
         return {self.array: values.reshape(len(column), self.width) if self.width else values}
 
 
-def cells_of(made: Sequence[Feature | Made]) -> dict[str, str]:
-    """The SQL of the cells of all columns."""
-    return {f"c{at}": each.sql for at, each in enumerate(made)}
-
-
-def arrays_of(made: Sequence[Feature | Made], piece: Mapping[str, Any]) -> dict[str, Column]:
-    """The arrays of a piece of ``cells_of``: what several columns become of one stands side by side."""
-    found: dict[str, list[Column]] = {}
-    for at, each in enumerate(made):
-        for array, rows in each.of(piece[f"c{at}"]).items():
-            found.setdefault(array, []).append(rows)
-    return {name: parts[0] if len(parts) == 1 else np.concatenate(parts, 1) for name, parts in found.items()}
-
-
-def words_of(
-    work: Work,
-    table: Table,
-    columns: Mapping[str, int],
-    told: Collection[str],
-    way_out: str,
-    seen: str = "true",
-) -> dict[str, dict[str, int]]:
-    """How often each word occurs, in columns that are categories or may be; of too many words nothing is known.
-
-    Args:
-        work: Reads the table.
-        table: The table.
-        columns: The columns, and about how many words each has.
-        told: Those that are said to be categories, which are refused if they have too many words.
-        way_out: What to do then.
-        seen: The SQL of which rows count.
-    """
-    few = [name for name, about in columns.items() if about <= 2 * (MOST if name in told else MOST_WORDS)]
-    histograms = [f"histogram({table.cells(name).value}) FILTER ({seen})" for name in few]
-    counts = work.look(table, ", ".join(histograms)) if few else ()
-    found = {name: each or {} for name, each in zip(few, counts, strict=True)}
-    for name in told:
-        if len(found.get(name, range(MOST + 1))) > MOST:
-            what = f"has more than {MOST:,} different words{way_out.format(name)}"
-            work.problems.append(f"{table.source}: column {name!r} {what}")
-    return found
-
-
 class Columns:
     """What the columns of a table become.
 
@@ -198,41 +253,26 @@ class Columns:
     Args:
         work: Reads the table.
         table: The table.
-        names: The columns.
-        time: The column of times, if there is one.
-        of_edges: Whether edges carry them: then each feature is an array of its own, and not a column of ``x``.
-        plain: Whether all are features.
-        kinds: The kinds of features, where they are told.
+        made: What is made of columns that are no features.
+        features: The features.
+        kinds: Their kinds, where they are told.
+
+    Attributes:
+        left_out: Why features of a database become nothing.
     """
 
     def __init__(
         self,
         work: Work,
         table: Table,
-        names: Sequence[str],
-        time: str | None,
-        *,
-        of_edges: bool,
-        plain: bool = False,
+        made: Sequence[Made] = (),
+        features: Sequence[Feature] = (),
         kinds: Mapping[str, str] | None = None,
     ) -> None:
-        self._work, self._table, self.made = work, table, list[Made]()
-        roles = {} if plain else {name: role for name in names if (role := _role(name, time))}
-        features = [name for name in names if name not in roles]
-        arrays = {name: f"edge_{name.removeprefix('edge_')}" for name in features if of_edges}
-        of_split = [(name, f"{split}_mask") for name, role in roles.items() if role == "split" for split in SPLITS]
-        purposes = [(name, arrays.get(name, purpose_of(name))) for name in names if roles.get(name) != "split"]
-        check_purposes([*of_split, *purposes], table.source)
-        looks = work.look_at(table, roles, COUNTS)[1] if roles else {}
-        bad = [each for name, role in roles.items() for each in self._make(name, role, looks[name])]
-        if bad:
-            found = work.look(table, ", ".join(f"count(*) FILTER ({sql})" for _, sql, _ in bad))
-            for (name, sql, what), count in zip(bad, found, strict=True):
-                if count:
-                    self._note(name, sql, what)
-        self.features = [Feature(name, table.cells(name), array=arrays.get(name, "")) for name in features]
-        self._kinds = {name: kind for name, kind in (kinds or {}).items() if name in features}
-        self._suspects = bool(self._kinds) or any(not _is_number(each.cells) for each in self.features)
+        self._work, self._table, self.made, self.left_out = work, table, [*made], dict[str, str]()
+        self.features, names = [*features], {each.name for each in features}
+        self._kinds = {name: kind for name, kind in (kinds or {}).items() if name in names}
+        self._suspects = any(each.cut or each.name in self._kinds or not _is_number(each.cells) for each in features)
         self._was_looked_at = False
         if self._suspects:
             self.look()
@@ -243,15 +283,24 @@ class Columns:
         return [*self.made, *self.features]
 
     @property
+    def cells(self) -> dict[str, str]:
+        """The SQL of their cells."""
+        return {f"c{at}": each.sql for at, each in enumerate(self.all)}
+
+    @property
     def arrays(self) -> list[str]:
         """The names of all arrays."""
-        return [*(made.array for made in self.made), *(name for each in self.features for name in each.arrays)]
+        return [*(made.array for made in self.made), *(name for each in self.features for name in each.widths)]
 
     def of(self, piece: Mapping[str, Any]) -> dict[str, Column]:
-        """The arrays of a piece."""
-        found = arrays_of(self.all, piece)
+        """The arrays of a piece of ``cells``: what several columns become of one stands side by side."""
+        parts: dict[str, list[Column]] = {}
+        for at, each in enumerate(self.all):
+            for array, rows in each.of(piece[f"c{at}"]).items():
+                parts.setdefault(array, []).append(rows)
+        found = {name: rows[0] if len(rows) == 1 else np.concatenate(rows, 1) for name, rows in parts.items()}
         if not self._suspects:
-            names = {name for each in self.features for name in each.arrays}
+            names = {name for each in self.features for name in each.widths}
             self._suspects = not all((np.abs(found[name]) < SURELY_EXACT).all() for name in names)
         return found
 
@@ -272,112 +321,201 @@ class Columns:
         """Find out what features hold in all of their cells; note what is none of the kinds."""
         if self._was_looked_at or not self.features:
             return
-        self._was_looked_at, work, table = True, self._work, self._table
-        rows, looks = work.look_at(table, (each.name for each in self.features), OF_FEATURES)
+        self._was_looked_at, (cut, work, table) = True, (self.features[0].cut, self._work, self._table)
+        if cut:
+            self.left_out = {each.name: "holds lists, or the like" for each in self.features if not _is_read(each)}
+            self.features = [each for each in self.features if each.name not in self.left_out]
+        names, asked, seen = [each.name for each in self.features], BEFORE_CUT if cut else OF_ALL, "true"
+        rows, looks = work.look_at(table, names, asked, cut.seen if cut else seen) if names else (0, {})
+        kinds, bad = dict[str, str | None](), list[Bad]()
+        for each in self.features:
+            kinds[each.name] = self._kind(each, looks[each.name], bad)
+        work.refuse_cells(table, bad)
+        words = self._words({name: looks[name].words for name, kind in kinds.items() if kind in (None, "category")})
         made = []
         for each in self.features:
-            look, kind = looks[each.name], self._kind(each.name, each.cells, looks[each.name])
-            mean = (look.seconds or 0.0) / SECONDS_OF_DAY if kind == "time" else look.mean or 0.0
-            is_marked = look.there < rows and kind in ("number", "time")
-            width = look.longest if kind == "list" else WIDTH if kind == "text" else 1
-            made.append(replace(each, kind=kind, width=width, is_marked=is_marked, mean=mean))
-        of_words = {each.name: looks[each.name].words for each in made if each.kind == "category"}
-        words = words_of(work, table, of_words, self._kinds.keys() & of_words, ": say that it is text (--as text {}).")
-        self.features = [replace(each, words=tuple(sorted(words.get(each.name, ())))) for each in made]
+            name, look, counts = each.name, looks[each.name], words.get(each.name, {})
+            limit = min(MOST_WORDS, max(sum(counts.values()) // 2, 2))
+            is_category = 0 < len(counts) <= limit if cut else look.words <= MOST_WORDS
+            kind = kinds[name] or ("category" if is_category else "text")
+            found = each.fitted(kind, look, rows, counts)
+            has_one = not found.widths or (kind == "category" and len(counts) < 2 and not found.is_marked)
+            if cut is None:
+                made.append(found)
+            elif not (look.numbers - look.nans if kind == "number" else look.there):
+                if rows or name != cut.time:
+                    self.left_out[name] = "has no value before the training cut"
+            elif has_one:
+                self.left_out[name] = "has one value before the training cut"
+            else:
+                made.append(found)
+        self.features = made
 
     @property
     def told(self) -> list[tuple[str, str]]:
         """What features become that are more than numbers."""
         return [(each.name, each.told) for each in self.features if each.kind != "number" or each.is_marked]
 
-    @property
-    def categories(self) -> dict[str, Sequence[str]]:
-        """The words of each column of categories, in order."""
-        return {each.name: each.words for each in self.features if each.kind == "category"}
+    def _kind(self, each: Feature, look: Any, bad: list[Bad]) -> str | None:
+        """The kind that was told, or else the first that fits; None of a category, or a text. What is wrong is added.
 
-    def _kind(self, name: str, cells: Cells, look: Any) -> str:
-        """The kind that was told, or else the first that fits."""
-        note, way_out = self._note, f"Give another number, or leave the column out (--drop {name})."
-        if not look.there:
+        Of a database all cells before the cut are numbers, or dates; elsewhere nearly all.
+        """
+        name, cells, asked = each.name, each.cells, self._kinds.get(each.name)
+        instead = f"say: columns: {{{name}: category}}." if each.cut else f"say: --as category {name}."
+        way_out = f"Give another number, or leave the column out (--drop {name})."
+        if not each.cut and not look.there:
             self._tell(name, f"has no cell that is not empty: leave it out (--drop {name}).")
         if cells.is_list:
-            self._check_lengths(name, look)
-            note(name, f"{cells.name} IS NULL", f"and a feature is a number. {way_out}")
-            note(name, cells.is_not_finite, f"which is no finite float32. {way_out}")
+            if look.shortest != look.longest:
+                self._tell(name, f"holds lists of unequal length: leave it out (--drop {name}).")
+            bad.append((name, f"{cells.name} IS NULL", f"and a feature is a number. {way_out}"))
+            bad.append((name, cells.is_not_finite, f"which is no finite float32. {way_out}"))
             return "list"
-        if not (_is_number(cells) or cells.is_date):
-            out = f"Cast it, or leave it out (--drop {name})."
-            self._tell(name, f"holds {cells.type}, of which no number was made. {out}")
-        is_number, asked = not cells.is_text and not cells.is_date, self._kinds.get(name)
-        are_numbers = is_number or look.numbers > NEARLY_ALL * look.there
-        is_time = cells.is_date or look.dates == look.there
-        kind = asked or ("number" if are_numbers else "time" if is_time else "category")
-        if kind == "category" and asked is None and look.words > MOST_WORDS:
-            kind = "text"
-        if kind == "number" and look.numbers < look.there:
-            bad, way_out = f"{cells.name} IS NOT NULL AND {cells.number} IS NULL", f"say: --as category {name}."
-            note(name, bad, f"which is no number, as nearly all others are. Correct it, empty it, or {way_out}")
+        if not _is_read(each):
+            self._tell(
+                name, f"holds {cells.type}, of which no number was made. Cast it, or leave it out (--drop {name})."
+            )
+        nearly_all = look.numbers == look.there if each.cut else look.numbers > NEARLY_ALL * look.there
+        are_numbers = nearly_all or not (cells.is_text or cells.is_date)
+        are_dates = cells.is_date or look.dates == look.there
+        kind = asked or ("number" if are_numbers else "time" if are_dates else None)
+        if each.cut and not look.there:
+            return kind
+        if kind == "number" and look.all_numbers < look.all_there:
+            no_number = f"{cells.value} IS NOT NULL AND {cells.number} IS NULL"
+            what = "which is no number, as nearly all others are. Correct it, empty it, or"
+            bad.append((name, no_number, f"{what} {instead}"))
+        elif kind == "number" and each.cut:
+            bad.append((name, f"isinf({cells.number})", f"which is no finite number. {way_out}"))
         elif kind == "number" and look.whole == look.there and not cells.is_real:
             what = "which float32 rounds: write it with a fraction (.0) if that may be."
-            note(name, cells.is_rounded, f"{what} {way_out}")
+            bad.append((name, cells.is_rounded, f"{what} {way_out}"))
         elif kind == "number":
-            note(name, cells.is_not_finite, f"which is no finite float32. {way_out}")
-        elif kind == "time" and look.dates < look.there:
-            bad = f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL"
-            note(name, bad, "and times are dates, such as 2024-07-01.")
+            bad.append((name, cells.is_not_finite, f"which is no finite float32. {way_out}"))
+        elif kind == "time" and look.all_dates < look.all_there:
+            no_date = f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL"
+            bad.append((name, no_date, f"and times are dates, such as 2024-07-01: correct it, or {instead}"))
         return kind
 
-    def _make(self, name: str, role: str, look: Any) -> Iterator[tuple[str, str, str]]:
-        """Make the arrays of a column that is no feature; yield its name, the SQL of cells that are bad, and why."""
-        cells, array = self._table.cells(name), purpose_of(name)
-        self._check_lengths(name, look)
-        are_whole, are_numbers = look.whole == look.there, look.numbers == look.there
-        real = FLOAT if cells.type in ("FLOAT", "FLOAT[]") else DOUBLE
-        word, number = f"lower(coalesce({cells.word}, ''))", cells.number
-        if role == "time":  # numbers, or dates, which become seconds since 1970
-            empty = f"{cells.name} IS NULL OR ({number} IS NOT NULL AND {cells.real} IS NULL)"
-            yield name, empty, "and every row needs a time: remove the row, or give one."
-            if cells.is_list or not (are_whole or are_numbers):
-                what = "and times are dates, such as 2024-07-01, or numbers, such as days or seconds since 1970."
-                yield name, f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL", what
-                self.made.append(Made(array, LONG, f"coalesce({cells.seconds}, 0)"))
-            else:
-                self.made.append(Made(array, LONG, cells.whole) if are_whole else Made(array, real, number))
-        elif role == "y":  # whole numbers, numbers, or words, which get numbers in their order; an empty cell is none
-            are_words = (cells.is_text and self._table.is_typed) or not are_numbers
-            if cells.is_list:
-                entries = LONG if cells.type.removesuffix("[]") in WHOLE else real
-                self.made.append(Made("y", entries, cells.name, look.longest or 0))
-            elif are_whole and not (cells.is_text and self._table.is_typed):
-                self.made.append(Made("y", LONG, f"coalesce({cells.whole}, -1)"))
-            elif not are_words:
-                self.made.append(Made("y", real, f"coalesce({number}, 'nan'::DOUBLE)"))
-            else:
-                rows = f"SELECT DISTINCT {cells.word} FROM {self._table.name} WHERE {cells.name} IS NOT NULL ORDER BY 1"
-                words = [each for (each,) in self._work.run(rows)]
-                check_classes(words, f"{self._table.source}: column {name!r}")
-                self.made.append(Made("y", LONG, cells.word, words=words))
-        elif role == "split":
-            known = ", ".join(map(literal, [*SPLIT_WORDS, *NO_SPLIT]))
-            yield name, f"{word} NOT IN ({known})", "which is no split: train, val, test or nothing is known."
-            for split in SPLITS:
-                of_split = ", ".join(literal(each) for each, meant in SPLIT_WORDS.items() if meant == split)
-                self.made.append(Made(f"{split}_mask", BOOL, f"{word} IN ({of_split})"))
-        else:
-            marked, unmarked = (f"({word} = {literal(a)} OR {number} = {b})" for a, b in (("true", 1), ("false", 0)))
-            bad = f"NOT coalesce({marked} OR {unmarked}, false)"
-            yield name, bad, "and a mask holds 0 and 1, or False and True."
-            self.made.append(Made(array, BOOL, f"coalesce({marked}, false)"))
+    def _words(self, about: Mapping[str, int]) -> dict[str, dict[str, int]]:
+        """How often each word occurs, in columns of about so many words; of too many words nothing is known.
 
-    def _check_lengths(self, name: str, look: Any) -> None:
-        if look.shortest != look.longest:
-            self._tell(name, f"holds lists of unequal length: leave it out (--drop {name}).")
-
-    def _note(self, name: str, bad: str, what: str) -> None:
-        self._work.refuse_cells(self._table, name, bad, what)
+        Categories that are told are refused if they have too many words.
+        """
+        few = [name for name, count in about.items() if count <= 2 * (MOST if name in self._kinds else MOST_WORDS)]
+        cut = self.features[0].cut if few else None
+        seen = cut.seen if cut else "true"
+        histograms = [f"histogram({self._table.cells(name).value}) FILTER ({seen})" for name in few]
+        counts = self._work.look(self._table, ", ".join(histograms)) if few else ()
+        found = {name: each or {} for name, each in zip(few, counts, strict=True)}
+        for name in about.keys() & self._kinds.keys():
+            if len(found.get(name, range(MOST + 1))) > MOST:
+                instead = f"columns: {{{name}: text}}" if cut else f"--as text {name}"
+                self._tell(name, f"has more than {MOST:,} different words: say that it is text ({instead}).")
+        return found
 
     def _tell(self, name: str, what: str) -> None:
         self._work.problems.append(f"{self._table.source}: column {name!r} {what}")
+
+
+def columns_of(
+    work: Work,
+    table: Table,
+    names: Sequence[str],
+    time: str | None,
+    kinds: Mapping[str, str],
+    *,
+    of_edges: bool,
+    plain: bool,
+) -> Columns:
+    """What the columns of a table become by their names: labels, splits, masks, times, and features.
+
+    Args:
+        work: Reads the table.
+        table: The table.
+        names: The columns.
+        time: The column of times, if there is one.
+        kinds: The kinds of features, where they are told.
+        of_edges: Whether edges carry them: then each feature is an array of its own, and not a column of ``x``.
+        plain: Whether all are features.
+    """
+    roles = {} if plain else {name: role for name in names if (role := _role(name, time))}
+    arrays = {name: f"edge_{name.removeprefix('edge_')}" if of_edges else "" for name in names if name not in roles}
+    of_split = [(name, f"{split}_mask") for name, role in roles.items() if role == "split" for split in SPLITS]
+    purposes = [(name, arrays.get(name) or purpose_of(name)) for name in names if roles.get(name) != "split"]
+    check_purposes([*of_split, *purposes], table.source)
+    looks, bad = work.look_at(table, roles, COUNTS)[1] if roles else {}, list[Bad]()
+    made = [each for name, role in roles.items() for each in _made(work, table, name, role, looks[name], bad)]
+    work.refuse_cells(table, bad)
+    features = [Feature(name, table.cells(name), array) for name, array in arrays.items()]
+    return Columns(work, table, made, features, kinds)
+
+
+def _made(work: Work, table: Table, name: str, role: str, look: Any, bad: list[Bad]) -> Iterable[Made]:
+    """The arrays of a column that is no feature; what is wrong with it is added."""
+    cells, array, word = table.cells(name), purpose_of(name), f"lower(coalesce({table.cells(name).word}, ''))"
+    if look.shortest != look.longest:
+        told = f"holds lists of unequal length: leave it out (--drop {name})."
+        work.problems.append(f"{table.source}: column {name!r} {told}")
+    if role == "time":
+        empty = f"{cells.name} IS NULL OR ({cells.number} IS NOT NULL AND {cells.real} IS NULL)"
+        bad.append((name, empty, "and every row needs a time: remove the row, or give one."))
+        return [time_of(cells, name, array, look, bad)[0]]
+    if role == "y":
+        return [_label(work, table, name, look)]
+    if role == "split":
+        known = ", ".join(map(literal, [*SPLIT_WORDS, *NO_SPLIT]))
+        what = "which is no split: train, val, test or nothing is known."
+        bad.append((name, f"{word} NOT IN ({known})", what))
+        of_splits = {split: [w for w, meant in SPLIT_WORDS.items() if meant == split] for split in SPLITS}
+        return [Made(f"{s}_mask", BOOL, f"{word} IN ({', '.join(map(literal, ws))})") for s, ws in of_splits.items()]
+    marked, unmarked = (f"({word} = {literal(a)} OR {cells.number} = {b})" for a, b in (("true", 1), ("false", 0)))
+    is_mask = f"coalesce({marked} OR {unmarked}, false)"
+    bad.append((name, f"NOT {is_mask}", "and a mask holds 0 and 1, or False and True."))
+    return [Made(array, BOOL, f"coalesce({marked}, false)")]
+
+
+def _label(work: Work, table: Table, name: str, look: Any) -> Made:
+    """Whole numbers, numbers, or words, which get numbers in their order; an empty cell is no label."""
+    cells, are_words = table.cells(name), table.cells(name).is_text and table.is_typed
+    real = FLOAT if cells.type in ("FLOAT", "FLOAT[]") else DOUBLE
+    if cells.is_list:
+        return Made("y", LONG if cells.type.removesuffix("[]") in WHOLE else real, cells.name, look.longest or 0)
+    if look.whole == look.there and not are_words:
+        return Made("y", LONG, f"coalesce({cells.whole}, -1)")
+    if look.numbers == look.there and not are_words:
+        return Made("y", real, f"coalesce({cells.number}, 'nan'::DOUBLE)")
+    rows = f"SELECT DISTINCT {cells.word} FROM {table.name} WHERE {cells.name} IS NOT NULL ORDER BY 1"
+    words = [each for (each,) in work.run(rows)]
+    check_classes(words, f"{table.source}: column {name!r}")
+    return Made("y", LONG, cells.word, words=words)
+
+
+def time_of(
+    cells: Cells, name: str, array: str, look: Any, bad: list[Bad], never: int | None = None
+) -> tuple[Made, bool]:
+    """The array of times, and whether they are dates, in seconds since 1970; what is wrong with them is added.
+
+    Args:
+        cells: The cells of times.
+        name: The column.
+        array: What the array is called.
+        look: What a look at the column has told, as in ``COUNTS``.
+        bad: Gets what is wrong.
+        never: The time of a row without one; None where each has one, which may be a number with a fraction then.
+    """
+    if cells.is_date or cells.is_list or look.numbers < look.there:
+        what = "and times are dates, such as 2024-07-01 12:00:00, or numbers, such as days or seconds since 1970."
+        bad.append((name, f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL", what))
+        return Made(array, LONG, f"coalesce({cells.seconds}, {never or 0})"), True
+    if look.whole == look.there and not cells.is_real:
+        return Made(array, LONG, cells.whole if never is None else f"coalesce({cells.whole}, {never})"), False
+    if never is None:
+        return Made(array, FLOAT if cells.type == "FLOAT" else DOUBLE, cells.number), False
+    what = "and times are whole numbers, such as seconds since 1970, or dates."
+    bad.append((name, f"({cells.real}) % 1.0::DOUBLE <> 0 OR abs({cells.real}) >= {never}", what))
+    return Made(array, LONG, f"coalesce(TRY_CAST({cells.real} AS BIGINT), {never})"), False
 
 
 def _role(name: str, time: str | None) -> str:
@@ -391,3 +529,7 @@ def _role(name: str, time: str | None) -> str:
 def _is_number(cells: Cells) -> bool:
     """Whether the cells of a type are numbers, or texts that may be."""
     return cells.is_text or cells.is_real or cells.type in WHOLE
+
+
+def _is_read(each: Feature) -> bool:
+    return _is_number(each.cells) or each.cells.is_date

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
+from lightning_gnn_dist.prepare.journal import Journal
 
 WHOLE = {f"{sign}{size}INT" for sign in ("", "U") for size in ("TINY", "SMALL", "BIG")}
 WHOLE |= {"INTEGER", "UINTEGER", "HUGEINT", "BOOLEAN"}
@@ -135,13 +136,11 @@ COUNTS = {  # what a look may tell of a column, by SQL with the forms of a cell 
     "shortest": "min({length})",
     "longest": "max({length})",
 }
-DATES = {"dates": "count({seconds})"}
-OF_KEYS = COUNTS | DATES | {"written": "count({written})", "size": "max(length({word}))"}
+OF_KEYS = COUNTS | {"written": "count({written})"}
 LEAST_ROWS, ROWS_AT_ONCE = 1 << 11, 122_880  # DuckDB's vector, and its row group
 BYTES_PER_ROW = 1 << 9  # of a piece, about
 LEAST_BYTES = 1 << 27  # that DuckDB is given: with less it reads no table at all
 BYTES_PER_THREAD = 1 << 28
-MOST_SHOWN = 3
 NO_ROWS = "{} has no rows: leave the table out, or fill it."
 ROW = '" row"'  # the column of the number of a row, from 0: none of a file is called so
 
@@ -171,6 +170,7 @@ def duckdb_for() -> Any:
 
 
 Run = Callable[..., list[tuple[Any, ...]]]
+Bad = tuple[str, str, str]  # a column, the SQL of which of its cells are wrong, and why
 
 
 @dataclass(frozen=True)
@@ -185,6 +185,10 @@ class Table:
         check: Refuses lines that are no rows, given what runs statements where they were read.
         lengths: Of several files the query of how many rows each has.
         texts: The files of text that it is read from.
+        row: The SQL of the number of a row that errors tell.
+        num_rows: How many rows there are, once they were looked at.
+        time: The SQL of the time of a row, if it has one.
+        are_dates: Whether times are dates, in seconds since 1970.
     """
 
     name: str
@@ -194,6 +198,10 @@ class Table:
     check: Callable[[Run], list[str]] = lambda run: []
     lengths: Mapping[Path, str] = field(default_factory=dict)
     texts: Sequence[Any] = ()
+    row: str = ROW
+    num_rows: int | None = None
+    time: str | None = None
+    are_dates: bool = False
 
     def cells(self, column: str) -> Cells:
         """The cells of a column."""
@@ -220,6 +228,7 @@ class Work:
     def __init__(self, folder: Path, memory_bytes: int) -> None:
         self.folder, self.problems = folder, list[str]()
         self.folder.mkdir(parents=True, exist_ok=True)
+        self._journal = Journal(folder, {})
         self.db = duckdb_for().connect(str(folder / "tables.duckdb"))
         self.rows_at_once = max(LEAST_ROWS, min(memory_bytes // BYTES_PER_ROW, ROWS_AT_ONCE))
         most, cores = max(memory_bytes * 7 // 10, LEAST_BYTES), os.cpu_count() or 1
@@ -234,7 +243,6 @@ class Work:
             "disabled_optimizers = 'join_order,build_side_probe_side'",  # so that rows stay in order
         ):
             self.run(f"SET {setting}")
-        self.run("CREATE TABLE IF NOT EXISTS done (stage VARCHAR PRIMARY KEY, facts VARCHAR)")
 
     def __enter__(self) -> Work:
         return self
@@ -248,14 +256,12 @@ class Work:
 
     def stage(self, name: str, do: Callable[[], Any]) -> Any:
         """Run a stage unless it is done, and return what it tells. After a kill, or a problem, in it it runs again."""
-        found = self.run("SELECT facts FROM done WHERE stage = ?", name)
-        if found:
-            return json.loads(found[0][0])
-        before = len(self.problems)
-        facts = json.dumps(do())
-        if len(self.problems) == before:
-            self.run("INSERT INTO done VALUES (?, ?)", name, facts)
-        return json.loads(facts)
+        if (found := self._journal.get(name)) is None:
+            before = len(self.problems)
+            found = json.loads(json.dumps([do()]))
+            if len(self.problems) == before:
+                self._journal.record(**{name: found})
+        return found[0]
 
     def look(self, table: Table, what: str) -> tuple[Any, ...]:
         """Return what one look at all rows tells."""
@@ -287,18 +293,6 @@ class Work:
         cells = iter(found)
         return num_rows, {name: SimpleNamespace(**dict(zip(asked, cells, strict=False))) for name in names}
 
-    def look_at_keys(self, name: str, table: Table, columns: Iterable[str]) -> tuple[int, dict[str, Any]]:
-        """How many rows a table has, and what its columns of keys and times hold: found out once under a name."""
-
-        def look() -> Any:
-            num_rows, found = self.look_at(table, dict.fromkeys(columns), OF_KEYS)
-            return num_rows, {column: vars(each) for column, each in found.items()}
-
-        num_rows, found = self.stage(f"look at {name}", look)
-        if not num_rows:
-            self.problems.append(NO_ROWS.format(table.source))
-        return num_rows, {column: SimpleNamespace(**each) for column, each in found.items()}
-
     def stream(self, query: str, table: Table) -> Iterator[dict[str, Any]]:
         """Yield the rows of a query of a table in pieces, as columns of pyarrow by name."""
         with self.db.cursor() as cursor:
@@ -306,19 +300,21 @@ class Work:
                 yield {name: batch.column(name) for name in batch.schema.names}
             self.problems += table.check(partial(_run, cursor))
 
-    def refuse_cells(self, table: Table, column: str, bad: str, what: str) -> None:
-        """Note the first cells of a column that are bad, by SQL, and how many there are."""
-        rows = f"FROM {table.name} WHERE {bad}"
-        cells = self.run(f"SELECT {ROW} + 1, CAST({quoted(column)} AS VARCHAR) {rows} ORDER BY 1 LIMIT {MOST_SHOWN}")
-        if not cells:
-            return
-        ((count,),), (row, cell) = self.run(f"SELECT count(*) {rows}"), cells[0]
-        place = self.place_of(table, row)
-        holds = f"is empty in row {place}" if cell is None else f"holds {cell!r} in row {place}"
-        more = f" (and in {count - 1:,} more, such as row {self.place_of(table, cells[1][0])})" if count > 1 else ""
-        self.problems.append(f"{table.source}: column {column!r} {holds}{more}, {what}")
+    def refuse_cells(self, table: Table, bad: Sequence[Bad]) -> None:
+        """Note the first cells of columns that are wrong, and how many there are."""
+        counts = self.look(table, ", ".join(f"count(*) FILTER ({sql})" for _, sql, _ in bad)) if bad else ()
+        for (column, sql, what), count in zip(bad, counts, strict=True):
+            if not count:
+                continue
+            cells = f"SELECT {table.row} + 1, CAST({quoted(column)} AS VARCHAR) FROM {table.name} WHERE {sql}"
+            (row, cell), *others = self.run(f"{cells} ORDER BY 1 LIMIT 2")
+            holds = f"is empty in row {self._place(table, row)}"
+            if cell is not None:
+                holds = f"holds {cell!r} in row {self._place(table, row)}"
+            more = f" (and in {count - 1:,} more, such as row {self._place(table, others[0][0])})" if others else ""
+            self.problems.append(f"{table.source}: column {column!r} {holds}{more}, {what}")
 
-    def place_of(self, table: Table, row: int) -> str:
+    def _place(self, table: Table, row: int) -> str:
         """A row in words: its number, and of several files the one that it is in."""
         for file, length in table.lengths.items():
             ((count,),) = self.run(length)

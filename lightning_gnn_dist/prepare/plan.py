@@ -174,6 +174,8 @@ class TablePlan:
         key: The column of their ids; None where rows are numbered.
         edges: For each type of edges the columns of their two ends; None is the row itself.
         both_ways: Whether the reverse of these types is there, too.
+        time_col: Of a database, the column of the time of a row, if there is one.
+        kinds: Of a database, what columns of features are, where that is told.
     """
 
     path: Path
@@ -182,6 +184,14 @@ class TablePlan:
     key: str | None = None
     edges: Mapping[EdgeType, BothEnds] = field(default_factory=dict)
     both_ways: bool = False
+    time_col: str | None = None
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def fkeys(self) -> dict[str, str]:
+        """The columns of edges that are keys, and the types of nodes that they are keys of."""
+        keys = (key for each, ends in self.edges.items() for key in zip(ends, each[::2], strict=True))
+        return {end: kind for end, kind in keys if end is not None}
 
     @property
     def words(self) -> str:
@@ -214,6 +224,7 @@ class Plan:
         kinds: What columns of features are, where that is told.
         unpacking: What turns tables into arrays where they say themselves what is in them, in place of ``Unpacking``.
         lines: What such tables say of themselves, in words.
+        may_dangle: Whether keys of such tables that name no row are left out.
     """
 
     nodes: Mapping[str, NodeFiles]
@@ -224,6 +235,7 @@ class Plan:
     kinds: Mapping[str, str] = field(default_factory=dict)
     unpacking: Callable[..., Any] | None = None
     lines: tuple[str, ...] = ()
+    may_dangle: bool = False
 
     def __post_init__(self) -> None:
         """Refuse names of arrays that a graph cannot have."""

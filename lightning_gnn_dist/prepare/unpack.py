@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -20,16 +21,29 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.typed.names import within
+from lightning_gnn_dist.graph.typed.tables import NEVER, TIME
 from lightning_gnn_dist.prepare.arrays import EDGES, GrowingArrays, check_num_nodes, entries
-from lightning_gnn_dist.prepare.columns import Columns, cells_of
-from lightning_gnn_dist.prepare.engine import NO_ROWS, ROW, WHOLE, Cells, Table, Work, numpy_of, quoted, told
+from lightning_gnn_dist.prepare.columns import LONG, Columns, columns_of, time_of
+from lightning_gnn_dist.prepare.engine import (
+    NO_ROWS,
+    OF_KEYS,
+    ROW,
+    WHOLE,
+    Bad,
+    Cells,
+    Table,
+    Work,
+    numpy_of,
+    quoted,
+    told,
+)
 from lightning_gnn_dist.prepare.plan import NodeFiles, Plan, TablePlan, edges_in, turn_two_edges
 from lightning_gnn_dist.prepare.reading import ENDS, is_parquet, load
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.graph.typed.tables import Tables
 
-LONG = np.dtype(np.int64)
+NO_KEYS = "and keys are whole numbers or words."
 UNKNOWN = -2  # the node that a key names that names none; -1 if there is no key
 Told = list[tuple[str, str, str]]  # a table, a column, and what it becomes
 
@@ -50,37 +64,115 @@ class Ids:
     Args:
         source: Where they come from, for errors.
         count: How many nodes there are, if that is known.
+        column: The column that holds them.
         table: The table of ids, with the number of each node; None if nodes are numbered.
         key: The SQL of an id in its table.
         dtype: The type of ids, whole numbers or words.
-        are_known: Whether there are such ids.
+        are_known: Whether it is known which ids there are.
+        digits: Whether a word of digits, such as 007, names the whole number.
     """
 
     source: Path
     count: int | None
+    column: str = ""
     table: Table | None = None
     key: str = ROW
     dtype: np.dtype[Any] = LONG
     are_known: bool = True
+    digits: bool = False
 
-    @property
-    def are_whole(self) -> bool:
-        return self.dtype == LONG
+    @classmethod
+    def of(cls, work: Work, name: str, table: Table, column: str, *, digits: bool) -> Ids:
+        """Check the ids of nodes, and keep them with their numbers."""
+        cells, kept = table.cells(column), Table(quoted(f"ids of {name}"), table.source, {})
 
-    def join(self, cells: Cells, name: str, *, digits: bool = False) -> tuple[str, str]:
-        """The SQL of the node that a cell names, and the join that finds it.
+        def keep() -> int:
+            work.run(f"CREATE OR REPLACE TABLE {kept.name} AS SELECT {ROW} AS n, {key} AS k FROM {table.name}")
+            of_all = f"SELECT k, count(*) AS c, min(n) AS n FROM {kept.name} WHERE k IS NOT NULL GROUP BY k"
+            for each, times, row in work.run(f"{of_all} HAVING c > 1 ORDER BY n LIMIT 3"):
+                told = "twice" if times == 2 else f"{times} times"
+                work.problems.append(
+                    f"{table.source} lists node {each} {told}, first in row {row + 1:,}: every node has one row."
+                )
+            what = "and every node has an id: fill it, or remove the row."
+            work.refuse_cells(table, [(column, f"{cells.name} IS NULL", what)])
+            return int(work.run(f"SELECT max(length(CAST(k AS VARCHAR))) FROM {kept.name}")[0][0] or 1)
 
-        Args:
-            cells: The cells.
-            name: What the ids are called in the query.
-            digits: Whether a word of digits, such as 007, names the whole number.
-        """
+        are_whole = cells.type in WHOLE
+        key = f"CAST({cells.name} AS BIGINT)" if are_whole else cells.word
+        size = work.stage(f"ids of {name}", keep)
+        dtype = LONG if are_whole else np.dtype(f"<U{size}")
+        return cls(table.source, table.num_rows, column, kept, key, dtype, digits=digits)
+
+    def join(self, cells: Cells, name: str) -> tuple[str, str]:
+        """The SQL of the node that a cell names, and the join that finds it, in which ids have a name."""
         if self.table is None:
             return cells.whole, ""
         mine, theirs = cells.word, f"CAST({name}.k AS VARCHAR)"
-        if self.are_whole and (digits or cells.type in WHOLE):
+        if self.dtype == LONG and (self.digits or cells.type in WHOLE):
             mine, theirs = cells.whole, f"{name}.k"
         return f"{name}.n", f" LEFT JOIN {self.table.name} AS {name} ON {mine} = {theirs}"
+
+    def unknown(self, table: Table, column: str) -> tuple[Table, Bad]:
+        """The cells of a column that name no node, and the table to look for them in."""
+        cells = table.cells(column)
+        if self.table is not None:
+            found, join = self.join(Cells(f"e.{cells.name}", cells.type), "k")
+            rows = f'(SELECT e.*, {found} IS NULL AS " unknown" FROM {table.name} AS e{join})'
+            what = f"which no row of {self.source} has as its {self.column}: add that row, or take this one away."
+            return replace(table, name=rows), (column, f'" unknown" AND {cells.name} IS NOT NULL', what)
+        what = "and nodes are numbered 0, 1, 2, ...: give such numbers, or the table of nodes with their ids (--nodes)."
+        if self.count is not None:
+            what = f"but there are {self.count} nodes of its type: their ids are 0 to {self.count - 1}."
+        is_node = f"{cells.whole} >= 0" + ("" if self.count is None else f" AND {cells.whole} < {self.count}")
+        return table, (column, f"{cells.name} IS NOT NULL AND NOT coalesce({is_node}, false)", what)
+
+
+def with_keys(work: Work, name: str, table: Table, keys: Sequence[str], time: str | None, *, digits: bool) -> Table:
+    """The table under a name, with keys that are whole numbers where they can be; what is wrong with them is noted.
+
+    Args:
+        work: Reads the table.
+        name: What it is called.
+        table: The table.
+        keys: The columns of keys.
+        time: The column of the time of a row, if there is one.
+        digits: Whether numbers with a fraction of 0 are whole numbers in a text, too, where 11.0 may be a word.
+    """
+    columns = dict.fromkeys([*keys, *([time] if time else [])])
+    num_rows, looks = work.stage(f"look at {name}", lambda: _looked_at(work, table, columns))
+    found, bad, casts = (
+        {column: SimpleNamespace(**each) for column, each in looks.items()},
+        list[Bad](),
+        dict[str, str](),
+    )
+    if not num_rows:
+        work.problems.append(NO_ROWS.format(table.source))
+    for column in keys:
+        cells, look = table.cells(column), found[column]
+        is_text = cells.is_text and not table.is_typed
+        if cells.is_list:
+            bad.append((column, f"{cells.name} IS NOT NULL", NO_KEYS))
+        elif is_text and look.written == look.there:
+            casts[column] = f"CAST({cells.name} AS BIGINT)"
+        elif cells.is_real or (digits and is_text and look.numbers == look.there > look.whole):
+            fraction = f"abs({cells.real}) >= {1 << 53} OR ({cells.real}) % 1.0::DOUBLE <> 0"
+            bad.append((column, fraction, NO_KEYS))
+            casts[column] = f"TRY_CAST({cells.real} AS BIGINT)"
+    if time:
+        made, are_dates = time_of(table.cells(time), time, TIME, found[time], bad, NEVER)
+        table = replace(table, time=made.sql, are_dates=are_dates)
+    work.refuse_cells(table, bad)
+    if casts:
+        replaced = ", ".join(f"{sql} AS {quoted(column)}" for column, sql in casts.items())
+        work.run(f"CREATE OR REPLACE VIEW {quoted(name)} AS SELECT * REPLACE ({replaced}) FROM {table.name}")
+        table = replace(table, name=quoted(name), types={**table.types, **dict.fromkeys(casts, "BIGINT")})
+    return replace(table, num_rows=num_rows)
+
+
+def _looked_at(work: Work, table: Table, columns: Iterable[str]) -> tuple[int, dict[str, Any]]:
+    num_rows, found = work.look_at(table, columns, OF_KEYS)
+    return num_rows, {column: vars(each) for column, each in found.items()}
 
 
 class Ends:
@@ -123,12 +215,13 @@ class Unpacking:
         on_progress: Called with the name of a stage and the share of it that is done.
     """
 
-    digits = False  # whether a key of digits, such as 007, names the whole number
+    of_database = False  # whether keys may be empty, and digits such as 007 and 11.0 name whole numbers
 
     def __init__(self, plan: Plan, folder: Path, memory_bytes: int, on_progress: Callable[[str, float], None]) -> None:
-        self.plan, self.folder, self.on_progress = plan, folder, on_progress
-        self.work = Work(folder, memory_bytes)
-        self.ids = {kind: Ids(files.source, files.num_nodes) for kind, files in plan.nodes.items()}
+        self.plan, self.folder, self.on_progress = plan, folder / "tables", on_progress
+        self.work = Work(self.folder, memory_bytes)
+        digits = self.of_database
+        self.ids = {kind: Ids(files.source, files.num_nodes, digits=digits) for kind, files in plan.nodes.items()}
         self.loaded, self.facts = list[Table](), list[dict[str, Any]]()
 
     def run(self) -> Unpacked:
@@ -136,14 +229,11 @@ class Unpacking:
         tables = [*enumerate(self.plan.tables)]
         with self.work:
             for at, each in tables:
+                self.on_progress(f"looking at {each.words}", 0.0)
                 with told(each.path):
-                    self.loaded.append(self.load(at, each))
-            self.work.check()
-            for at, each in tables:
-                if each.kind is not None and each.key is not None:
-                    self.on_progress(f"reading {each.words}", 0.0)
-                    with told(each.path):
-                        self.ids[each.kind] = ids_of(self.work, f"table {at}", self.loaded[at], each.key)
+                    self._load(at, each)
+            if self.of_database:
+                self.work.check()  # what has a wrong time, or key, is wrong in other ways, too
             for at, each in tables:
                 self.on_progress(f"reading {each.words}", 0.0)
                 with told(each.path), within("" if each.kind is not None else next(iter(each.edges))):
@@ -165,22 +255,40 @@ class Unpacking:
 
     def place(self, at: int) -> Path:
         """The folder of what becomes of a table."""
-        return self.folder / "tables" / f"{at:05}"
+        return self.folder / f"{at:05}"
 
-    def load(self, at: int, plan: TablePlan) -> Table:
-        """Have a table read."""
-        return load(self.work, f"table {at}", plan.path)
+    def _load(self, at: int, plan: TablePlan) -> None:
+        """Have a table read, and learn the ids of its nodes."""
+        before = len(self.work.problems)
+        self.loaded.append(table := self.load(f"table {at}", plan))
+        if plan.kind is not None and len(self.work.problems) > before:
+            self.ids[plan.kind] = replace(self.ids[plan.kind], are_known=False)
+        elif plan.kind is not None and plan.key is not None:
+            self.ids[plan.kind] = Ids.of(self.work, f"table {at}", table, plan.key, digits=self.of_database)
+        elif plan.kind is not None:
+            self.ids[plan.kind] = replace(self.ids[plan.kind], count=table.num_rows)
 
-    def columns(self, at: int, plan: TablePlan, table: Table) -> Any:
+    def load(self, name: str, plan: TablePlan) -> Table:
+        """Have a table read under a name, and its keys looked at; ends of edges alone if they may be no keys."""
+        table = load(self.work, f"file of {name}", plan.path)
+        keys = [*([plan.key] if plan.key is not None else []), *plan.fkeys]
+        if plan.kind is None and not self.of_database:
+            keys = [key for key in keys if table.cells(key).is_real or table.cells(key).is_list]
+            if not keys:
+                return table
+        return with_keys(self.work, name, table, keys, plan.time_col, digits=self.of_database)
+
+    def columns(self, at: int, plan: TablePlan, table: Table) -> Columns:
         """What its columns become."""
         is_edges, is_plain = plan.kind is None, ("", "", "") in plan.edges
-        given = self.work, table, plan.columns, self.plan.time
-        columns = Columns(*given, of_edges=is_edges, plain=is_plain, kinds=self.plan.kinds)
+        given = self.work, table, plan.columns, self.plan.time, self.plan.kinds
+        columns = columns_of(*given, of_edges=is_edges, plain=is_plain)
         if is_edges:
             convert.check_each_name(columns.arrays, allowed=())
+            self._check_heading(table, plan)
         return columns
 
-    def tell(self, at: int, plan: TablePlan, columns: Any) -> dict[str, Any]:
+    def tell(self, at: int, plan: TablePlan, columns: Columns) -> dict[str, Any]:
         """What is to be known of a table that is written."""
         return {"told": columns.told}
 
@@ -191,12 +299,11 @@ class Unpacking:
     def write(self, at: int, plan: TablePlan) -> dict[str, Any]:
         """Write what becomes of a table; return what is to be known of it."""
         table, folder, work = self.loaded[at], self.place(at), self.work
-        self.check_ends(table, plan)
         columns = self.columns(at, plan, table)
         ends = {each: Ends((self.ids[each[0]], self.ids[each[2]])) for each in plan.edges}
         if work.problems:
             for each in ends.values():
-                each.lowest = [-1, -1]  # what is wrong with ends is said, too
+                each.lowest = [UNKNOWN, UNKNOWN]  # what is wrong with ends is said, too
         keys = [key for each, of_both in plan.edges.items() for key in zip(of_both, each[::2], strict=True)]
         named = {(end, kind): f"n{n}" for n, (end, kind) in enumerate(key for key in keys if key[0] is not None)}
 
@@ -215,34 +322,31 @@ class Unpacking:
         of_keys = [(str(end), self.ids[kind]) for end, kind in named]
         cells = {} if plan.kind is None else {"id": self.ids[plan.kind].key}
         for _ in columns.readings():
-            write_rows(work, table, cells | cells_of(columns.all), of_keys, folder, of, digits=self.digits)
+            write_rows(work, table, cells | columns.cells, of_keys, folder, of)
         for n, (end, kind) in enumerate(keys):
             if end is not None:
-                self.check_keys(at, end, kind, ends[[*plan.edges][n // 2]], n % 2)
+                self._check_keys(at, end, kind, ends[[*plan.edges][n // 2]], n % 2)
         if plan.kind is not None and not work.problems:
             (folder / "arrays").mkdir(parents=True, exist_ok=True)
             save(folder / "arrays" / "num_nodes.npy", np.array(self.ids[plan.kind].count))
             for made in columns.made:
                 if made.words is not None:
                     save(folder / "classes.npy", np.array(made.words, np.str_))
-            if columns.categories:
-                (folder / "categories.json").write_text(json.dumps(columns.categories))
+            features = [each for each in columns.features if each.kind == "category" and not each.cut]
+            if categories := {each.name: each.words for each in features}:
+                (folder / "categories.json").write_text(json.dumps(categories))
         return self.tell(at, plan, columns)
 
     def carried(self, plan: TablePlan, made: Mapping[str, Column]) -> dict[str, Column]:
         """What edges carry of the arrays that became of a table: all, if it has nothing but edges."""
         return {} if plan.kind is not None else dict(made)
 
-    def check_ends(self, table: Table, plan: TablePlan) -> None:
-        """Refuse ends that name no nodes, and two columns that are called as nodes are: their names are an edge."""
-        if plan.kind is not None:
-            return
+    def _check_heading(self, table: Table, plan: TablePlan) -> None:
+        """Refuse two columns that are called as nodes are: their names are an edge."""
         ((edge_type, ends),) = plan.edges.items()
         names, ids = [str(end) for end in ends], self.ids[edge_type[0]]
-        for end in names:
-            can_be_keys(self.work, table, end)
         is_heading = is_parquet(table.source) or tuple(name.lower() for name in names) in ENDS
-        if is_heading or ids.table is None or ids.are_whole:
+        if is_heading or ids.table is None or ids.dtype == LONG:
             return
         if len(self.work.run(f"SELECT DISTINCT k FROM {ids.table.name} WHERE k IN (?, ?)", *names)) == 2:
             self.work.problems.append(
@@ -250,88 +354,21 @@ class Unpacking:
                 "heading: write a heading above it, such as source,target."
             )
 
-    def check_keys(self, at: int, end: str, kind: str, found: Ends, place: int) -> None:
+    def _check_keys(self, at: int, end: str, kind: str, found: Ends, place: int) -> None:
         """Note what is wrong with one of the two ends of edges, as they were read."""
         table, ids, work = self.loaded[at], self.ids[kind], self.work
-        if found.highest[0] < found.lowest[0] and not work.problems:  # no row was seen
+        if found.highest[0] < found.lowest[0] and not work.problems and not self.of_database:  # no row was seen
             work.problems.append(NO_ROWS.format(table.source))
-        if found.lowest[place] < 0 or (ids.count is not None and found.highest[place] >= ids.count):
-            _refuse(work, table, end, ids, ("sender", "receiver")[place])
+        lowest, is_beyond = found.lowest[place], ids.count is not None and found.highest[place] >= ids.count
+        if ids.are_known and (lowest == UNKNOWN or (lowest < 0 and not self.of_database) or is_beyond):
+            if not self.of_database:
+                what = "and an edge has two ends: fill it, or remove the row."
+                work.refuse_cells(table, [(end, f"{quoted(end)} IS NULL", what)])
+            if not self.plan.may_dangle:
+                looked_in, bad = ids.unknown(table, end)
+                work.refuse_cells(looked_in, [bad])
         if place and None in (found.ids[0].count, found.ids[1].count) and not work.problems:
             _check_largest(table.source, self.place(at) / "edges" / f"{EDGES}.npy", max(found.highest))
-
-
-def ids_of(work: Work, name: str, table: Table, column: str) -> Ids:
-    """Check the ids of nodes, and keep them with their numbers. They are whole numbers if each is written as one."""
-    cells, kept = table.cells(column), Table(quoted(f"ids of {name}"), table.source, {})
-    count, looks = work.look_at_keys(name, table, [column])
-    look = looks[column]
-    are_whole = cells.type in WHOLE or (not table.is_typed and look.there == look.written)
-    key = f"CAST({cells.name} AS BIGINT)" if are_whole else cells.word
-
-    def keep() -> None:
-        work.run(f"CREATE OR REPLACE TABLE {kept.name} AS SELECT {ROW} AS n, {key} AS k FROM {table.name}")
-        of_all = f"SELECT k, count(*) AS c, min(n) AS n FROM {kept.name} WHERE k IS NOT NULL GROUP BY k HAVING c > 1"
-        for each, times, row in work.run(f"{of_all} ORDER BY n LIMIT 3"):
-            told = "twice" if times == 2 else f"{times} times"
-            work.problems.append(
-                f"{table.source} lists node {each} {told}, first in row {row + 1:,}: every node has one row."
-            )
-        what = "and every node has an id: fill it, or remove the row."
-        work.refuse_cells(table, column, f"{cells.name} IS NULL", what)
-
-    if are_known := can_be_keys(work, table, column):
-        work.stage(f"ids of {name}", keep)
-    dtype = LONG if are_whole else np.dtype(f"<U{max(look.size or 1, 1)}")
-    return Ids(table.source, count, kept, key, dtype, are_known)
-
-
-def can_be_keys(work: Work, table: Table, column: str) -> bool:
-    """Whether cells may name nodes, as numbers with a fraction and lists do not, which is noted."""
-    cells = table.cells(column)
-    if not (cells.is_real or cells.is_list):
-        return True
-    work.problems.append(
-        f"{table.source} names nodes by numbers with a fraction (column {column!r} holds {cells.type.lower()}): an id "
-        "is a whole number or a word. Empty cells become such numbers: remove those rows, and cast the column to int64."
-    )
-    return False
-
-
-def _refuse(work: Work, table: Table, end: str, ids: Ids, word: str) -> None:
-    """Say which nodes are named that are none, if it is known which there are."""
-    if not ids.are_known:
-        return
-    cells = table.cells(end)
-    work.refuse_cells(table, end, f"{cells.name} IS NULL", "and an edge has two ends: fill it, or remove the row.")
-    are_words = f"{cells.name} IS NOT NULL AND {cells.whole} IS NULL"
-    if ids.table is not None:
-        known = f"SELECT CAST(k AS VARCHAR) FROM {ids.table.name} WHERE k IS NOT NULL"
-        bad = f"{cells.name} IS NOT NULL AND {cells.word} NOT IN ({known})"
-        what = f"names node {{}}, which {ids.source} does not list: add a row for it."
-    elif cells.is_text and work.run(f"SELECT 1 FROM {table.name} WHERE {are_words} LIMIT 1"):
-        bad = are_words
-        what = (
-            "names nodes by words, such as {!r}, and numbers 0, 1, 2, ... are needed: give these, or a table of "
-            "nodes with their ids (--nodes)."
-        )
-    elif ids.count is None:
-        bad = f"{cells.whole} < 0 OR ({are_words})"
-        what = "names nodes by other things than 0, 1, 2, ... ({}): give the table of nodes (--nodes)."
-    else:
-        bad = f"{cells.whole} NOT BETWEEN 0 AND {ids.count - 1}"
-        what = (
-            f"names the {word} {{}}, but there are {ids.count} nodes of its type: ids count from 0, so they must "
-            f"lie in [0, {ids.count})."
-        )
-    rows = f"FROM {table.name} WHERE {bad}"
-    if found := work.run(f"SELECT {cells.word}, min({ROW}) {rows} GROUP BY 1 ORDER BY 2 LIMIT 3"):
-        ((count, different),) = work.run(f"SELECT count(*), count(DISTINCT {cells.word}) {rows}")
-        some = ", ".join(f"{each} in row {row + 1:,}" for each, row in found)
-        more = f"{count:,} edges name {different:,} such nodes, first {some}." if count > 1 else ""
-        work.problems.append(
-            f"{table.source} {what.format(found[0][0])} {more or f'It is in row {found[0][1] + 1:,}.'}"
-        )
 
 
 def _check_largest(source: Path, file: Path, highest: int) -> None:
@@ -343,12 +380,12 @@ def _check_largest(source: Path, file: Path, highest: int) -> None:
         check_num_nodes(highest + 1, f"{source} names node {highest} in row {row}. It would be one of")
 
 
-def query_of(table: Table, cells: Mapping[str, str], keys: Sequence[tuple[str, Ids]], *, digits: bool = False) -> str:
+def query_of(table: Table, cells: Mapping[str, str], keys: Sequence[tuple[str, Ids]]) -> str:
     """The query of cells by name and of the nodes that keys name: -1 of an empty cell, ``UNKNOWN`` if there is none."""
     inner, outer, joins = [f"{ROW} AS row", *(f"{sql} AS {name}" for name, sql in cells.items())], ["e.*"], ""
     for at, (column, ids) in enumerate(keys):
         inner.append(f"{quoted(column)} AS key{at}")
-        found, join = ids.join(Cells(f"e.key{at}", table.types[column]), f"k{at}", digits=digits)
+        found, join = ids.join(Cells(f"e.key{at}", table.types[column]), f"k{at}")
         outer.append(f"coalesce({found}, CASE WHEN e.key{at} IS NULL THEN -1 ELSE {UNKNOWN} END) AS n{at}")
         joins += join
     outer[0] += f" EXCLUDE ({', '.join(f'key{at}' for at in range(len(keys)))})" if keys else ""
@@ -362,8 +399,6 @@ def write_rows(
     keys: Sequence[tuple[str, Ids]],
     folder: Path,
     of: Callable[[Mapping[str, Any]], dict[str, Column]],
-    *,
-    digits: bool,
 ) -> None:
     """Write what ``of`` makes of each piece of rows as arrays, in their order, which is another where a join spilled.
 
@@ -371,7 +406,7 @@ def write_rows(
     """
     shutil.rmtree(folder, ignore_errors=True)
     arrays, order, last, in_order = GrowingArrays(folder, table.source), GrowingArrays(folder, table.source), -1, True
-    for piece in work.stream(query_of(table, cells, keys, digits=digits), table):
+    for piece in work.stream(query_of(table, cells, keys), table):
         rows = numpy_of(piece["row"])
         in_order &= bool((np.diff(rows, prepend=last) > 0).all())
         order.add({ROW[1:-1]: rows})

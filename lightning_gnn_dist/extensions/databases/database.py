@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.extensions.databases.columns import Encoding, Encodings, Keyed, encodings_of, span_of
-from lightning_gnn_dist.extensions.databases.manifest import PLAIN, RELBENCH, AnswerSpec, Manifest, TableSpec, TaskSpec
-from lightning_gnn_dist.extensions.databases.questions import QUESTION, Questions
+from lightning_gnn_dist.extensions.databases.manifest import PLAIN, RELBENCH, AnswerSpec, Manifest, TaskSpec
+from lightning_gnn_dist.extensions.databases.questions import QUESTION, Questions, span_of
 from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.names import EdgeType, check_names
-from lightning_gnn_dist.graph.typed.tables import ANSWER, NEVER, TIME, Feature, Tables, TableTask, as_told
+from lightning_gnn_dist.graph.typed.tables import ANSWER, NEVER, TIME, Tables, TableTask, as_told
+from lightning_gnn_dist.graph.typed.tables import Feature as Place
 from lightning_gnn_dist.prepare.arrays import Drop
-from lightning_gnn_dist.prepare.engine import WHOLE, Table
+from lightning_gnn_dist.prepare.columns import LONG, Columns, Cut, Feature, Made
+from lightning_gnn_dist.prepare.engine import Table
 from lightning_gnn_dist.prepare.plan import EdgeFiles, NodeFiles, Plan, TablePlan
-from lightning_gnn_dist.prepare.reading import columns_of
+from lightning_gnn_dist.prepare.reading import columns_of, load
 from lightning_gnn_dist.prepare.text import embedding
-from lightning_gnn_dist.prepare.unpack import UNKNOWN, Ends, Unpacking
+from lightning_gnn_dist.prepare.unpack import Unpacking, with_keys
 
 UNITS = (
     (10**8, "small numbers, such as days"),
@@ -36,7 +37,7 @@ LAYOUTS = {RELBENCH: f"RelBench's layout ({RELBENCH}, db, tasks)", PLAIN: f"the 
 def plan_of_database(folder: Path, drop: Drop) -> Plan:
     """What a folder says of its tables. Columns that ``drop`` names are left out, wherever they are."""
     manifest = Manifest.of(folder)
-    tables, kept = list[TableSpec](), set[str | None]()
+    tables, kept = list[TablePlan](), set[str | None]()
     for table in manifest.tables.values():
         left = set(drop.kept(columns_of(table.path)))
         tables.append(replace(table, columns=tuple(name for name in table.columns if name in left)))
@@ -46,10 +47,10 @@ def plan_of_database(folder: Path, drop: Drop) -> Plan:
         raise ValueError(
             f"{folder}: {shown(wrong)} hold keys or times, which a graph is made of: they cannot be dropped."
         )
-    nodes = {table.name: NodeFiles(table.path) for table in tables if table.kind is not None}
+    nodes = {table.kind: NodeFiles(table.path) for table in tables if table.kind is not None}
     for task in manifest.tasks.values():
         nodes[task.name] = NodeFiles(task.path, float_labels=task.task_type == "regression")
-    all_tables: list[TableSpec | TaskSpec | AnswerSpec] = [*tables]
+    all_tables = [*tables]
     for task in manifest.tasks.values():
         all_tables.append(task)
         if task.receiver is not None:
@@ -63,8 +64,9 @@ def plan_of_database(folder: Path, drop: Drop) -> Plan:
     check_names(tuple(nodes), tuple(edges))
     time = TIME if any(table.time_col for table in all_tables) else None
     unpacking = partial(DatabaseUnpacking, manifest)
-    layout = LAYOUTS[manifest.path.name]
-    return Plan(nodes, edges, layout, tuple(all_tables), time, unpacking=unpacking, lines=manifest.lines)
+    layout, may_dangle = LAYOUTS[manifest.path.name], manifest.may_dangle
+    given = nodes, edges, layout, tuple(all_tables), time
+    return Plan(*given, unpacking=unpacking, lines=manifest.lines, may_dangle=may_dangle)
 
 
 class DatabaseUnpacking(Unpacking):
@@ -74,29 +76,19 @@ class DatabaseUnpacking(Unpacking):
         manifest: What is known of the tables; then what :class:`Unpacking` takes.
     """
 
-    digits = True
+    of_database = True
 
     def __init__(self, manifest: Manifest, *given: Any) -> None:
         super().__init__(*given)
-        self.manifest, self.keyed, self.questions = manifest, list[Keyed](), dict[str, Questions]()
-        self.asked = dict[str, TableTask]()
+        self.manifest, self.questions, self.asked = manifest, dict[str, Questions](), dict[str, TableTask]()
 
-    def load(self, at: int, plan: Any) -> Table:
-        name = f"table {at}"
+    def load(self, name: str, plan: TablePlan) -> Table:
         if isinstance(plan, AnswerSpec):
-            keyed, table = self.questions[plan.task.name].answer_table(name)
-            self.keyed.append(keyed)
-            return table
-        self.on_progress(f"looking at {plan.name}", 0.0)
+            return self.questions[plan.task.name].answer_table(name)
         if isinstance(plan, TaskSpec):
             self.questions[plan.name] = Questions(self.work, name, plan, self.manifest)
-            self.keyed.append(self.questions[plan.name].keyed)
-        else:
-            keys = [*([plan.key] if plan.key else []), *plan.fkeys]
-            self.keyed.append(Keyed.load(self.work, name, plan.path, keys, plan.time_col))
-        if plan.kind is not None:
-            self.ids[plan.kind] = replace(self.ids[plan.kind], count=self.keyed[at].num_rows)
-        return self.keyed[at].table
+            return self.questions[plan.name].table
+        return super().load(name, plan)
 
     @cached_property
     def cut(self) -> int | None:
@@ -106,9 +98,10 @@ class DatabaseUnpacking(Unpacking):
         first = list[int]()
         for task in self.manifest.tasks.values():
             if task.time_col and "val" in task.files:
-                keyed = Keyed.load(self.work, f"cut {task.name}", task.files["val"], [], task.time_col)
+                file = load(self.work, f"file of cut {task.name}", task.files["val"])
+                table = with_keys(self.work, f"cut {task.name}", file, [], task.time_col, digits=True)
                 self.work.check()
-                first += self.work.run(f"SELECT min({keyed.time}) FROM {keyed.table.name}")[0]
+                first += self.work.run(f"SELECT min({table.time}) FROM {table.name}")[0]
         return min(first, default=None)
 
     def carried(self, plan: TablePlan, made: Mapping[str, Column]) -> dict[str, Column]:
@@ -117,50 +110,36 @@ class DatabaseUnpacking(Unpacking):
             return {TIME: made[TIME] - 1}
         return super().carried(plan, made)
 
-    def check_ends(self, table: Table, plan: Any) -> None:
-        """Keys were looked at when the table was loaded."""
-
-    def check_keys(self, at: int, end: str, kind: str, found: Ends, place: int) -> None:
-        """Note the keys that name no row. RelBench leaves them out."""
-        if found.lowest[place] == UNKNOWN and not self.manifest.may_dangle:
-            self.keyed[at].refuse_unknown(self.work, end, self.ids[kind], kind, self.manifest.tables[kind].key or "")
-
-    def columns(self, at: int, plan: Any, table: Table) -> Encodings:
+    def columns(self, at: int, plan: TablePlan, table: Table) -> Columns:
         if isinstance(plan, AnswerSpec):
-            return self.questions[plan.task.name].carried_by_answers()
+            return self.questions[plan.task.name].carried_by_answers(table)
         if isinstance(plan, TaskSpec):
             self.work.check()
             columns, self.asked[plan.name] = self.questions[plan.name].columns()
             return columns
-        keyed, asked, left_out = self.keyed[at], dict[str, str | None](), dict[str, str]()
-        for name in plan.columns:
-            cells = table.cells(name)
-            if name == plan.time_col and not keyed.are_dates:
-                continue
-            if cells.is_text or cells.is_date or cells.is_real or cells.type in WHOLE:
-                asked[name] = plan.kinds.get(name)
-            else:
-                left_out[name] = "holds lists, or the like"
-        seen = "true" if keyed.time is None else f"{keyed.time} < {NEVER if self.cut is None else self.cut}"
-        embed, hidden = embedding(self.manifest.text), self.manifest.hidden(plan.name)
-        features, others = encodings_of(self.work, table, asked, seen, plan.time_col, embed, hidden)
-        return Encodings(self.work, keyed.time, features, left_out | others)
+        seen = "true" if table.time is None else f"{table.time} < {NEVER if self.cut is None else self.cut}"
+        hidden = self.manifest.hidden(plan.kind) if plan.kind else ()
+        cut = Cut(seen, plan.time_col, embedding(self.manifest.text), hidden)
+        names = [name for name in plan.columns if name != plan.time_col or table.are_dates]
+        features = [Feature(name, table.cells(name), cut=cut) for name in names]
+        made = [] if table.time is None else [Made(TIME, LONG, table.time)]
+        return Columns(self.work, table, made, features, plan.kinds)
 
-    def tell(self, at: int, plan: Any, columns: Any) -> dict[str, Any]:
+    def tell(self, at: int, plan: TablePlan, columns: Columns) -> dict[str, Any]:
         if plan.kind is None or self.work.problems:
             return {}
         if isinstance(plan, TaskSpec):
             return self.questions[plan.name].tell(self.place(at), self.asked[plan.name])
-        notes, times = [f"{plan.name}.{name} {why}: it is left out." for name, why in columns.left_out.items()], None
-        if (keyed := self.keyed[at]).time is not None:
+        notes, times = [f"{plan.kind}.{name} {why}: it is left out." for name, why in columns.left_out.items()], None
+        if (table := self.loaded[at]).time is not None:
             of_rows = np.load(self.place(at) / "arrays" / f"{TIME}.npy", mmap_mode="r")
-            times = span_of(of_rows, keyed.are_dates)
+            times = span_of(of_rows, table.are_dates)
             if num_missing := int((of_rows == NEVER).sum()):
-                notes.append(f"{num_missing:,} rows of {plan.name} have no time, and no question sees them.")
+                notes.append(f"{num_missing:,} rows of {plan.kind} have no time, and no question sees them.")
         widths, features = dict[str, int](), []
-        for each in (each for each in columns.all if isinstance(each, Encoding)):
+        for each in columns.features:
             for array, width in each.widths.items():
-                features.append(asdict(Feature(each.name, array, widths.get(array, 0), width, each.size)))
+                features.append(asdict(Place(each.name, array, widths.get(array, 0), width, each.size)))
                 widths[array] = widths.get(array, 0) + width
         return {"features": features, "notes": notes, "times": times}
 
@@ -168,7 +147,7 @@ class DatabaseUnpacking(Unpacking):
         """What became of the tables, by what writing each of them has told."""
         facts = {plan.kind: told for plan, told in zip(self.plan.tables, self.facts, strict=True) if plan.kind}
         features = {
-            name: tuple(Feature(**each) for each in told["features"])
+            name: tuple(Place(**each) for each in told["features"])
             for name, told in facts.items()
             if "features" in told
         }

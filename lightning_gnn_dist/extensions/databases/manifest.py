@@ -40,25 +40,8 @@ LABELS = "labels"  # the file of a task whose times say which split a question i
 
 
 @dataclass(frozen=True, kw_only=True)
-class TableSpec(TablePlan):
-    """What is known of a table, whose rows are nodes, or edges if they hold two keys, perhaps a time, and nothing else.
-
-    Args:
-        name: Its name, which is that of a node type, or of its edges.
-        time_col: The column of the time of a row, if there is one.
-        fkeys: For each column of foreign keys the table that they are keys of.
-        kinds: The kind of other columns, where it is told.
-    """
-
-    name: str
-    time_col: str | None
-    fkeys: Mapping[str, str]
-    kinds: Mapping[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
 class TaskSpec(TablePlan):
-    """What is known of a task.
+    """What is known of a task, which is asked of rows of a table, perhaps at times.
 
     Args:
         name: Its name, which is that of a node type.
@@ -67,7 +50,6 @@ class TaskSpec(TablePlan):
         entity_table: The table whose rows are asked about.
         entity_col: The column of their keys.
         targets: The column of the answer, or several.
-        time_col: The column of the time of a question, if there is one.
         hidden: Table and column of what must not be seen.
         receiver: The table whose rows are recommended, if the task recommends.
         k: How many of them are judged.
@@ -79,7 +61,6 @@ class TaskSpec(TablePlan):
     entity_table: str
     entity_col: str
     targets: tuple[str, ...]
-    time_col: str | None
     hidden: tuple[tuple[str, str], ...]
     receiver: str | None = None
     k: int = 10
@@ -94,7 +75,6 @@ class AnswerSpec(TablePlan):
     """
 
     task: TaskSpec
-    time_col: str | None = None
 
 
 @dataclass(frozen=True)
@@ -112,7 +92,7 @@ class Manifest:
     """
 
     path: Path
-    tables: Mapping[str, TableSpec]
+    tables: Mapping[str, TablePlan]
     tasks: Mapping[str, TaskSpec]
     val_time: int | None
     test_time: int | None
@@ -132,8 +112,8 @@ class Manifest:
                 f"{path} names no tables: list them under tables, as in tables: {{customer: {{pkey: id}}}}."
             )
         tables = {name: _table(folder, path, str(name), spec or {}) for name, spec in listed.items()}
-        for table in tables.values():
-            _check_keys(table, tables, path)
+        for name, table in tables.items():
+            _check_keys(name, table, tables, path)
         tasks = {file.parent.name: _task(file, _read(file), tables) for file in _manifests_of_tasks(folder)}
         if both := sorted(tables.keys() & tasks.keys()):
             raise ValueError(
@@ -153,7 +133,7 @@ class Manifest:
     def lines(self) -> tuple[str, ...]:
         """What the keys and times of each table are, in words."""
 
-        def told(each: TableSpec) -> str:
+        def told(each: TablePlan) -> str:
             words = [f"{word} {name}" for word, name in (("key", each.key), ("time", each.time_col)) if name]
             return ", ".join([*words, *(f"{column} -> {target}" for column, target in each.fkeys.items())])
 
@@ -203,7 +183,7 @@ def _check_words(said: Collection[Any], known: set[str], where: str) -> None:
             raise ValueError(f"{where} knows no {shown(word)}: {way_out}")
 
 
-def _table(folder: Path, path: Path, name: str, said: Any) -> TableSpec:
+def _table(folder: Path, path: Path, name: str, said: Any) -> TablePlan:
     where = f"{path}: table {name!r}"
     if not isinstance(said, dict):
         raise ValueError(f"{where} must have names with values, as in {{pkey: id}}, got {shown(said)}.")
@@ -236,16 +216,14 @@ def _table(folder: Path, path: Path, name: str, said: Any) -> TableSpec:
     if is_links:
         (first, sender), (second, receiver) = fkeys.items()
         edges = {(sender, name, receiver): (first, second)}
-    return TableSpec(
+    return TablePlan(
         path=file,
         columns=() if is_links else tuple(others),
         kind=None if is_links else name,
         key=key,
         edges=edges,
         both_ways=True,
-        name=name,
         time_col=time,
-        fkeys=dict(fkeys),
         kinds=dict(columns),
     )
 
@@ -262,18 +240,17 @@ def _file(folder: Path, name: str, where: str) -> Path:
     return found[0]
 
 
-def _check_keys(table: TableSpec, tables: Mapping[str, TableSpec], path: Path) -> None:
+def _check_keys(name: str, table: TablePlan, tables: Mapping[str, TablePlan], path: Path) -> None:
     if table.key is None and not table.fkeys:
-        raise ValueError(f"{path}: table {table.name!r} has neither a pkey nor fkeys: name its keys, or leave it out.")
+        raise ValueError(f"{path}: table {name!r} has neither a pkey nor fkeys: name its keys, or leave it out.")
     for column, target in table.fkeys.items():
         if target not in tables:
             raise ValueError(
-                f"{path}: {table.name}.{column} holds keys of {shown(target)}, and the tables are "
-                f"{shown(list(tables))}."
+                f"{path}: {name}.{column} holds keys of {shown(target)}, and the tables are {shown(list(tables))}."
             )
         if tables[target].key is None:
             raise ValueError(
-                f"{path}: {table.name}.{column} holds keys of {target!r}, which has no pkey: say which column it is."
+                f"{path}: {name}.{column} holds keys of {target!r}, which has no pkey: say which column it is."
             )
 
 
@@ -298,7 +275,7 @@ def _check_words_of_task(file: Path, said: Mapping[str, Any]) -> None:
         )
 
 
-def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) -> TaskSpec:
+def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TablePlan]) -> TaskSpec:
     folder = file.parent
     _check_words_of_task(file, said)
     task_type, kind = said.get("task_type"), said.get("kind")
@@ -353,7 +330,7 @@ def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) 
     return replace(spec, receiver=_table_of_nodes(file, "dst_entity_table", said, tables), k=int(k))
 
 
-def _table_of_nodes(file: Path, word: str, said: Mapping[str, Any], tables: Mapping[str, TableSpec]) -> str:
+def _table_of_nodes(file: Path, word: str, said: Mapping[str, Any], tables: Mapping[str, TablePlan]) -> str:
     """The table that a task names, whose rows are nodes."""
     name = str(said.get(word))
     if name not in tables or tables[name].kind is None:

@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from lightning_gnn_dist.extensions.databases.columns import Encodings, Keyed, span_of
 from lightning_gnn_dist.extensions.databases.manifest import LABELS, Manifest, TaskSpec
 from lightning_gnn_dist.graph.storage.npy import Column, save
-from lightning_gnn_dist.graph.typed.tables import ANSWERED, NEVER, TableTask, as_told
+from lightning_gnn_dist.graph.typed.tables import ANSWERED, NEVER, TIME, TableTask, as_told
 from lightning_gnn_dist.prepare.arrays import SPLIT_WORDS, SPLITS, check_classes
-from lightning_gnn_dist.prepare.columns import BOOL, FLOAT, LONG, Made
+from lightning_gnn_dist.prepare.columns import BOOL, FLOAT, LONG, Columns, Made
 from lightning_gnn_dist.prepare.engine import ROW, WHOLE, Table, Work, literal, quoted, told
 from lightning_gnn_dist.prepare.reading import bad_lines, load
+from lightning_gnn_dist.prepare.unpack import with_keys
 
 QUESTION = " question"  # the column of the row of the question of an answer
 
@@ -56,8 +56,8 @@ class Questions:
             check=partial(bad_lines, [text for part in parts for text in part.texts]),
             lengths=lengths if len(parts) > 1 else {},
         )
-        self.keyed = Keyed.of(work, f"task {spec.name}", table, [spec.entity_col], spec.time_col)
-        self.table, self.time = self.keyed.table, self.keyed.time
+        self.table = with_keys(work, f"task {spec.name}", table, [spec.entity_col], spec.time_col, digits=True)
+        self.time = self.table.time
         self.cells = [self.table.cells(target) for target in spec.targets]
         self.where = f"{spec.path}: the answers {', '.join(map(repr, spec.targets))}"
         self.split = self._split()
@@ -72,16 +72,18 @@ class Questions:
 
     def _split(self) -> str:
         """The SQL of the place of a question's split in ``SPLITS``; note questions about no row, or without a time."""
-        note, spec, bounds = partial(self.work.refuse_cells, self.table), self.spec, self.manifest
-        note(spec.entity_col, f"{quoted(spec.entity_col)} IS NULL", "and a question is about a row.")
+        spec, bounds = self.spec, self.manifest
+        bad = [(spec.entity_col, f"{quoted(spec.entity_col)} IS NULL", "and a question is about a row.")]
         if self.time is not None:
-            note(str(spec.time_col), f"{self.time} = {NEVER}", "and a question has a time.")
+            bad.append((str(spec.time_col), f"{self.time} = {NEVER}", "and a question has a time."))
+        self.work.refuse_cells(self.table, bad)
         if LABELS not in spec.files:
             return '" split"'
         if "split" in self.table.types:
             word = "lower(coalesce(CAST(split AS VARCHAR), ''))"
             known = ", ".join(map(literal, SPLIT_WORDS))
-            note("split", f"{word} NOT IN ({known})", "where train, val or test is known.")
+            what = "where train, val or test is known."
+            self.work.refuse_cells(self.table, [("split", f"{word} NOT IN ({known})", what)])
             cases = (f"WHEN {literal(each)} THEN {SPLITS.index(split)}" for each, split in SPLIT_WORDS.items())
             return f"CASE {word} {' '.join(cases)} END"
         if self.time is None or None in (bounds.val_time, bounds.test_time):
@@ -100,8 +102,8 @@ class Questions:
             return f"CAST({cells.name} AS VARCHAR[])"
         return f"string_split_regex(trim({cells.name}), '\\s+')" if cells.is_text else f"[{cells.word}]"
 
-    def answer_table(self, name: str) -> tuple[Keyed, Table]:
-        """The answers of a task that recommends, a row for each; and the same with rows of their own."""
+    def answer_table(self, name: str) -> Table:
+        """The answers of a task that recommends, a row for each."""
         (target,), (cells,) = self.spec.targets, self.cells
         time = "" if self.time is None else f', {self.time} AS " time"'
         rows = f"SELECT unnest({self.answers}) AS {quoted(target)}, {ROW}{time} FROM {self.table.name}"
@@ -111,15 +113,15 @@ class Questions:
         are_words = self.table.is_typed and cells.type.startswith("VARCHAR")
         table = replace(self.table, name=quoted(name), types={target: "VARCHAR"}, is_typed=are_words)
         before = len(self.work.problems)
-        keyed = Keyed.of(self.work, f"keys of {name}", table, [target])
+        keyed = with_keys(self.work, f"keys of {name}", table, [target], None, digits=True)
         if not keyed.num_rows:
             del self.work.problems[before:]  # then no question is to train on, which is said
         numbered = f'SELECT * EXCLUDE {ROW}, {ROW} AS "{QUESTION}", row_number() OVER () - 1 AS {ROW}'
-        self.work.run(f"CREATE OR REPLACE VIEW {quoted(f'rows of {name}')} AS {numbered} FROM {keyed.table.name}")
-        types = {QUESTION: "BIGINT", **keyed.table.types}
-        return keyed, replace(keyed.table, name=quoted(f"rows of {name}"), types=types)
+        self.work.run(f"CREATE OR REPLACE VIEW {quoted(f'rows of {name}')} AS {numbered} FROM {keyed.name}")
+        types = {QUESTION: "BIGINT", **keyed.types}
+        return replace(keyed, name=quoted(f"rows of {name}"), types=types, row=quoted(QUESTION))
 
-    def columns(self) -> tuple[Encodings, TableTask]:
+    def columns(self) -> tuple[Columns, TableTask]:
         """Masks, labels and times of all questions, and what the task asks."""
         spec = self.spec
         task = TableTask(spec.name, spec.task_type, spec.entity_table, 0, hidden=spec.hidden)
@@ -137,14 +139,14 @@ class Questions:
             raise ValueError(f"{self.where} are those of no question to train on: {told_way}.")
         if self.time is not None:
             self._check_order()
-            task = replace(task, are_dates=self.keyed.are_dates)
-        return Encodings(self.work, self.time, made), task
+            task = replace(task, are_dates=self.table.are_dates)
+            made = [Made(TIME, LONG, self.time), *made]
+        return Columns(self.work, self.table, made), task
 
-    def carried_by_answers(self) -> Encodings:
+    def carried_by_answers(self, table: Table) -> Columns:
         """What answers carry: times at which nobody sees them, and those of their questions."""
-        found = Encodings(self.work, None if self.time is None else str(NEVER), [])
-        found.all += [] if self.time is None else [Made(ANSWERED, LONG, '" time"')]
-        return found
+        made = [Made(TIME, LONG, str(NEVER)), Made(ANSWERED, LONG, '" time"')]
+        return Columns(self.work, table, [] if self.time is None else made)
 
     def tell(self, folder: Path, task: TableTask) -> dict[str, Any]:
         """Keep whom questions are about, and when, as their tables tell it; return what is to be known of the task."""
@@ -155,10 +157,10 @@ class Questions:
         entities, times = np.asarray(columns["e"]), np.asarray(columns["t"])
         own = {self.spec.entity_col: entities.astype(np.str_) if entities.dtype.kind == "O" else entities}
         if self.time is not None:
-            own[self.spec.time_col or ""] = times.astype("datetime64[s]") if self.keyed.are_dates else times
+            own[self.spec.time_col or ""] = times.astype("datetime64[s]") if self.table.are_dates else times
         for at, (name, column) in enumerate(own.items()):
             save(folder / "own" / f"{at} {name.replace('/', '_')}.npy", column)
-        span = None if self.time is None else span_of(times, self.keyed.are_dates)
+        span = None if self.time is None else span_of(times, self.table.are_dates)
         return {"task": asdict(task), "notes": [], "times": span}
 
     def _look(self, what: str) -> tuple[Any, ...]:
@@ -237,8 +239,14 @@ class Questions:
             f"max({self.time}) FILTER ({self.split} = 0), min({self.time}) FILTER ({self.split} > 0)"
         )
         if first is not None and (last > first or (self.spec.receiver is not None and last == first)):
-            at, judge = as_told(last, self.keyed.are_dates), as_told(first, self.keyed.are_dates)
+            at, judge = as_told(last, self.table.are_dates), as_told(first, self.table.are_dates)
             raise ValueError(
                 f"Task {self.spec.name!r} is trained at {at}, {'not before' if last == first else 'later than'} its "
                 f"first question to validate or test ({judge}): it would learn from the future of what judges it."
             )
+
+
+def span_of(times: Column, are_dates: bool) -> tuple[int, int, bool] | None:
+    """The first and the last of some times, and whether they are dates, if there are any."""
+    known = times[times != NEVER]
+    return (int(known.min()), int(known.max()), are_dates) if known.size else None

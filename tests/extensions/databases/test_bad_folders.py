@@ -49,7 +49,7 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     (changed(D, "fkeys: {", "fkeys: customer, columns: {a: b}}\n  x: {fkeys: {"), "fkeys must name columns"),
     (changed(C, "c1,Oslo", "a3,Oslo"), "lists node a3 twice, first in row 2: every node has one row"),
     (changed(C, "c1,Oslo", ",Oslo"), "'id' is empty in row 3, and every node has an id"),
-    (changed(B, "13,a3,11", "13,a3,99"), "'before' holds '99' in row 3, which no row of order has as its number"),
+    (changed(B, "13,a3,11", "13,a3,99"), "'before' holds '99' in row 3, which no row of .*order.csv has as its number"),
     (changed(B, "14,", "14.5,"), "'number' holds '14.5' in row 4, and keys are whole numbers or words"),
     (changed(D, "fkeys: {customer: customer, before: order}, ", "") | {T: None, L: None}, "names no foreign keys"),
     ({"customer.csv": "id,id,age\n1,1,1\n"}, "has two columns called 'id'"),
@@ -66,11 +66,14 @@ BAD: list[tuple[dict[str, str | None], str]] = [
         "'at' holds '1.5' in row 1 .*, and times are whole numbers",
     ),
     # Columns.
-    (changed(D, "note: text", "channel: number"), "'channel' is said to be a number, and holds words"),
-    (changed(D, "note: text", "channel: time"), "'channel' is said to be a time"),
-    (changed(B, ",1000,", ",dear,"), "'price' holds 'dear' in row 4, and is a column of numbers"),
-    (changed(B, ",1000,", ",inf,"), "'price' holds 'inf' in row 4, which is no finite number: empty the cell"),
-    (changed(B, "2024-05-01", "soon"), "'due' holds 'soon' in row 5, and is a column of dates"),
+    (
+        changed(D, "note: text", "channel: number"),
+        "'channel' holds 'web' in row 1 .*, which is no number.*{channel: category}",
+    ),
+    (changed(D, "note: text", "channel: time"), "'channel' holds 'web' in row 1 .*, and times are dates"),
+    (changed(B, ",1000,", ",dear,"), "'price' holds 'dear' in row 4, which is no number, as nearly all others are"),
+    (changed(B, ",1000,", ",inf,"), "'price' holds 'inf' in row 4, which is no finite number. .*--drop price"),
+    (changed(B, "2024-05-01", "soon"), "'due' holds 'soon' in row 5, and times are dates"),
     (
         changed(D, "tables:", "text: no_module:embed\ntables:"),
         "text names 'no_module:embed', and it cannot be imported",
@@ -95,7 +98,10 @@ BAD: list[tuple[dict[str, str | None], str]] = [
         "holds -1 among words",
     ),
     (changed(L, "b7,2024-02-02", "b7,"), "'at' is empty in row 2, and a question has a time"),
-    (changed(L, "b7,2024-02-02", "q7,2024-02-02"), "'who' holds 'q7' in row 2, which no row of customer has as its id"),
+    (
+        changed(L, "b7,2024-02-02", "q7,2024-02-02"),
+        "'who' holds 'q7' in row 2, which no row of .*customer.csv",
+    ),
     (changed(L, "b7,2024-02-02", ",2024-02-02"), "'who' is empty in row 2, and a question is about a row"),
     (
         {L: "who,at,stays,split\na3,2024-02-01,1,train\nb7,2024-01-01,0,val\n"},
@@ -121,7 +127,7 @@ def test_too_many_words_for_a_category(tmp_path: Path, monkeypatch: pytest.Monke
     rows = "".join(f"k{n},name {n}\n" for n in range(102))
     told = MANIFEST.replace("{pkey: id}", "{pkey: id, columns: {name: category}}")
     source = write(tmp_path / "source", FILES | {"customer.csv": f"id,name\nb7,\na3,\nc1,\n{rows}", D: told})
-    with pytest.raises(ValueError, match="'name' has more than 100 different words, too many"):
+    with pytest.raises(ValueError, match=r"'name' has more than 100 different words: say .* \(columns: {name: text}"):
         prepare_graph(source, tmp_path / "graph")
 
 

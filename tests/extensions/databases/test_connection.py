@@ -124,9 +124,8 @@ def copy_and_die(rank: int, world_size: int, connection: str, folder: Path, stag
     prepare_graph(connection, folder / "graph", tasks=folder / "tasks.sql", on_progress=killing(stage))
 
 
-def test_after_a_kill_while_it_is_copied_it_is_the_same_graph(tmp_path: Path) -> None:
+def check_kills(connection: str, tmp_path: Path) -> None:
     (tmp_path / "tasks.sql").write_text(SQL)
-    connection = sqlite_at(tmp_path / "shop.db")
     for stage in ("copying customer", "copying order", "copying stays/labels", "writing what was copied"):
         with start_ranks(copy_and_die, 1, connection, tmp_path, stage) as ranks:
             assert ranks.results(may_die={0}) == [None]
@@ -134,6 +133,15 @@ def test_after_a_kill_while_it_is_copied_it_is_the_same_graph(tmp_path: Path) ->
     with start_ranks(copy_and_die, 1, connection, tmp_path, "reading stays") as ranks:
         assert ranks.results(may_die={0}) == [None]
     check(connection, tmp_path, tmp_path / "tasks.sql")
+
+
+def test_after_a_kill_while_it_is_copied_it_is_the_same_graph(tmp_path: Path) -> None:
+    check_kills(sqlite_at(tmp_path / "shop.db"), tmp_path)
+
+
+@pytest.mark.slow
+def test_after_a_kill_while_postgresql_is_copied_it_is_the_same_graph(postgres: str, tmp_path: Path) -> None:
+    check_kills(postgres, tmp_path)
 
 
 def test_a_database_of_sqlite_is_the_graph_of_its_tables(tmp_path: Path) -> None:

@@ -241,7 +241,7 @@ def test_answers_of_a_task_that_recommends_are_edges(tmp_path: Path) -> None:
         ("eval_k: 3", "eval_k: 0", "eval_k must be a number of rows to recommend, of one column, got 0"),
         ("eval_k: 3", "eval_ks: 3", "says eval_ks, which nobody knows: did you mean eval_k"),
         ("b7,2024-03-02", "b7,2024-02-01", "is trained at 2024-02-01 00:00:00, not before its first"),
-        ("13 16", "13 99", "'what' holds '99' in row 1, which no row of order has as its number"),
+        ("13 16", "13 99", "'what' holds '99' in row 1, which no row of .*order.csv has as its number"),
         ("13 16", "1.5", "'what' holds '1.5' in row 1, and keys are whole numbers or words"),
         ("13 16", "", "are those of no question to train on"),
     ],

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Graph, prepare_graph
+from lightning_gnn_dist.graph.user_ids import user_ids
 from lightning_gnn_dist.prepare.engine import Work, duckdb_for
 from lightning_gnn_dist.prepare.prepare_graph import Preparation
 from lightning_gnn_dist.prepare.reading import count_columns, count_rows, is_parquet, load
@@ -130,9 +131,16 @@ def test_the_index_of_pandas_is_no_column(tmp_path: Path) -> None:
     assert prepared(path, tmp_path / "graph").indptr.tolist() == [0, 0, 1]
 
 
+def test_ids_that_pandas_has_made_fractions_are_whole_numbers(tmp_path: Path) -> None:
+    nodes = write(tmp_path / "n.parquet", {"id": [7.0, 8.0, 9.0], "f": [1.0, 2.0, 3.0]})
+    pairs = write(tmp_path / "e.parquet", {"source": [7.0, 9.0], "target": [8, 8]})
+    assert prepared(pairs, tmp_path / "graph", nodes=nodes).indices.tolist() == [0, 2]
+    assert user_ids(tmp_path / "graph").tolist() == [7, 8, 9]
+
+
 def floats(folder: Path) -> str:
-    write(folder / "e.parquet", {"source": [0.0, 1.0], "target": [1, 2]})
-    return "names nodes by numbers with a fraction|column 'source' holds double.*cast the column to int64"
+    write(folder / "e.parquet", {"source": [0.0, 1.5], "target": [1, 2]})
+    return "column 'source' holds '1.5' in row 2, and keys are whole numbers or words"
 
 
 def no_value(folder: Path) -> str:

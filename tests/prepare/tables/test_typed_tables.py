@@ -126,7 +126,7 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     "no such node": (
         with_text(f"edges/{WRITES}.csv", "a,b\nann,11\n"),
         (),
-        f"{WRITES}.csv names node 11, which .*paper.csv",
+        f"{WRITES}.csv: column 'b' holds '11' in row 1, which no row of .*paper.csv has as its id",
     ),
     "a name of two words": (
         with_text("edges/writes__paper.csv", "a,b\n"),
@@ -143,12 +143,12 @@ BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
     "words for arrays": (
         with_text("edges/paper__on__venue.csv", "a,b\n10,icml\n"),
         (),
-        "by words, such as 'icml', and",
+        "'b' holds 'icml' in row 1, but there are 2 nodes of its type",
     ),
     "beyond the arrays": (
         with_text("edges/paper__on__venue.csv", "a,b\n10,2\n"),
         (),
-        "names the receiver 2, but there are 2",
+        "'b' holds '2' in row 1, but there are 2 nodes of its type: their ids are 0 to 1",
     ),
     "reverse twice": (
         with_text("edges/paper__rev_writes__author.csv", "a,b\n10,ann\n"),
