@@ -187,7 +187,7 @@ def prepare_on_a_small_disk(rank: int, world_size: int, source: Path, out: Path,
     return "it fitted"
 
 
-@pytest.mark.parametrize("limit", [100, 2000, 4000, 20_000, 30_000])
+@pytest.mark.parametrize("limit", [100, 4000, 30_000])
 def test_a_full_disk_leaves_no_graph_and_loses_nothing(source: Path, tmp_path: Path, limit: int) -> None:
     out = tmp_path / "graph"
     with start_ranks(prepare_on_a_small_disk, 1, source, out, limit) as ranks:
@@ -241,7 +241,7 @@ def test_files_that_changed_are_noticed(source: Path, tmp_path: Path) -> None:
         prepare_graph(source, tmp_path / "graph", memory_bytes=TINY)
 
 
-@pytest.mark.parametrize("stage", STAGES[2:])
+@pytest.mark.parametrize("stage", STAGES[2:4])
 def test_it_may_go_on_with_less_memory(source: Path, tmp_path: Path, stage: str) -> None:
     interrupted(source, tmp_path / "graph", stage, memory_bytes=20_000, undirected=True)
     prepare_graph(source, tmp_path / "graph", undirected=True, memory_bytes=TINY)

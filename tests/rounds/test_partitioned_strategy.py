@@ -95,15 +95,6 @@ def test_the_roll_is_called_anew_each_time() -> None:
     assert run_ranks(call_twice, 3) == [True] * 3
 
 
-def call_after_other_starts(rank: int, world_size: int) -> bool:
-    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rank)  # the host of rank 0 has just come
-    return call_twice(rank, world_size)
-
-
-def test_a_host_that_comes_later_meets_those_that_started_before() -> None:
-    assert run_ranks(call_after_other_starts, 2) == [True] * 2
-
-
 @pytest.mark.parametrize("is_silent", [True, False])
 def test_a_port_of_another_program_is_named(is_silent: bool) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:

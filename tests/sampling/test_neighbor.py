@@ -49,7 +49,7 @@ def test_it_is_the_one_page_sampler(table, rule):
     graph = weighted(random_graph(400, 6000, seed=1))
     indices = graph.indices.to(torch.int64 if table == "hashed" else torch.int32)
     graph = Graph(graph.indptr, indices, graph.node_arrays, graph.edge_arrays)
-    seeds = torch.randperm(400, generator=torch.Generator().manual_seed(0))[:90].tolist()
+    seeds = torch.randperm(400, generator=torch.Generator().manual_seed(0))[:40].tolist()
     for fanouts in ([3], [20], [4, 2], [2, 1, 3], [4, -1, 3], [-1, 2], [40, 40]):
         sample = NeighborSampler(fanouts, **rule).sample_bulk(graph, [torch.tensor(seeds)], [PLACE])[0]
         nodes, rows, edges = reference.sample(graph, seeds, fanouts, PLACE, **rule)
@@ -131,7 +131,7 @@ def drawn_from_star(weights: list[float], fanout: int, trials: int, *, replace: 
     return (edges.view(-1, fanout) % degree).tolist()
 
 
-@pytest.mark.parametrize(("degree", "fanout"), [(20, 5), (6, 5), (12, 1), (40, 35)])
+@pytest.mark.parametrize(("degree", "fanout"), [(20, 5), (40, 35)])
 def test_every_neighbour_is_as_likely_as_any_other(degree, fanout):
     graph, trials = star(degree), 4000
     places = [BatchKey(7, 0, batch) for batch in range(trials)]

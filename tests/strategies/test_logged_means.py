@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
-from lightning_gnn_dist import EveryPass, EverySeconds, GrappaStrategy, LocalSGDStrategy, TMAStrategy
+from lightning_gnn_dist import EveryPass, EverySeconds, GrappaStrategy, TMAStrategy
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -76,7 +76,6 @@ def log(rank: int, world_size: int, strategy: Any) -> dict[str, float]:
 @pytest.mark.parametrize(
     "strategy",
     [
-        LocalSGDStrategy(EveryPass(), **PATIENCE),
         TMAStrategy(EveryPass(), weights="steps", **PATIENCE),
         GrappaStrategy(**PATIENCE),
     ],

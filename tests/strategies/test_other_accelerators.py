@@ -123,11 +123,3 @@ def test_what_processors_do_not_explain_is_refused(error: float, processors: lis
     with pytest.raises(RankError, match=message) as caught:
         run_ranks(train, 2, error, processors)
     assert set(caught.value.failures) == {0, 1}
-
-
-def test_equal_processors_have_equal_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    cpu = torch.device("cpu")
-    own = premises.processor_of(cpu)
-    assert own == premises.processor_of(cpu)
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "SOME OTHER")
-    assert premises.processor_of(cpu) != own

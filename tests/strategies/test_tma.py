@@ -96,9 +96,8 @@ def replicas(rank: int, world_size: int, accumulate: int) -> tuple[list[State], 
     return [*module.validated, state_of(module)], trainer.global_step, strategy.state.batches_of_ranks
 
 
-@pytest.mark.parametrize("accumulate", [1, 3])
-def test_replicas_are_equal_after_unequal_steps(accumulate: int) -> None:
-    results = run_ranks(replicas, 3, accumulate)
+def test_replicas_are_equal_after_unequal_steps() -> None:
+    results = run_ranks(replicas, 3, accumulate := 3)
     for states in zip(*(states for states, _, _ in results), strict=True):
         assert differs(states[0], states[1]) == differs(states[0], states[2]) == 0.0
     for _, global_step, counts in results:
