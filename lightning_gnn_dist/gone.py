@@ -36,6 +36,7 @@ GONE: dict[str, str] = {
     "lightning-gnn-dist choose": "fit, with the strategy that the table of docs/choosing.md names",
     "prepare --partitioner": "give the shard of each node (--assignment parts.npy), or prepare it whole and divide it",
     **dict.fromkeys(("StreamingPartitioner.method", "KaMinParPartitioner.preset"), "leave it out: cuts are close"),
+    "KaMinParPartitioner.balance='edges'": "use 'nodes', or 'train' for equally many batches on each rank",
     "Exchange.bits": "take Exchange(), or send less with share, every or overlap",
     **dict.fromkeys(("split_edges.hide", "LinkSplit.hide"), "leave it out: batches hide the edges that they ask for"),
     "Holding.per": "leave it out: each rank holds a part, and a graph given by its path lies in memory once",

@@ -30,7 +30,7 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "graph for PyG": "lightning_gnn_dist.graph.typed.hetero:to_pyg",
     "default partitioner": "lightning_gnn_dist.partition.default:default_partitioner",
     "kept partition": "lightning_gnn_dist.partition.cache:cached_partition",
-    "advice on averaging": "lightning_gnn_dist.partition.advice:against_averaging",
+    "advice on averaging": "lightning_gnn_dist.partition.partition_report:against_averaging",
     "report of a partition": "lightning_gnn_dist.partition.partition_report:PartitionReport",
     "rows in files": "lightning_gnn_dist.extensions.larger_than_memory.sources:RowsInFiles",
     "stream to a device": "lightning_gnn_dist.extensions.larger_than_memory.device_stream:DeviceStream",

@@ -15,6 +15,7 @@ from torch_geometric.data.storage import BaseStorage, EdgeStorage, GlobalStorage
 from torch_geometric.data.view import ItemsView, ValuesView
 
 from lightning_gnn_dist.batches.pool import Pool, Widen, gather_rows
+from lightning_gnn_dist.engine.sample import EdgesOfType
 from lightning_gnn_dist.graph.convert import SUFFIX, scale_of
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
@@ -23,6 +24,7 @@ from lightning_gnn_dist.sampling.block import Block, innermost, rebase
 PoolOf = Callable[[str], Pool | None]
 NamesOfTypes = dict[Any, list[str]]  # by the key of a store, which is None where a batch has only one
 LABELS = "y"
+ENDS, LABELS_OF_LINKS = "edge_label_index", "edge_label"
 _ABSENT = {
     "e_id": "This batch has no e_id: the graph does not know where its edges stood in data.edge_index, for they are "
     "sorted. Graph.from_pyg(data, edge_ids=True) keeps that, in 8 bytes for each edge.",
@@ -162,7 +164,29 @@ class BatchStore(Promising, GlobalStorage):  # type: ignore[misc]
     """The store of a batch without types."""
 
 
-class SampledData(Data):  # type: ignore[misc]
+class OfSeeds:
+    """What every batch says of its seeds."""
+
+    stores: list[BaseStorage]  # the first is that of the batch as a whole
+    batch_size: int
+
+    @property
+    def num_targets(self) -> int:
+        """The number of terms in the mean loss: pairs of nodes in a batch of links, otherwise seeds."""
+        pairs = store_of_seeds(self).get(ENDS)
+        return int(self.batch_size if pairs is None else pairs.shape[1])
+
+    @property
+    def is_filler(self) -> bool:
+        """Whether the batch repeats seeds of its pass, only to fill the pass up, and must not count."""
+        return bool(self.stores[0].get("is_filler", False))
+
+    @is_filler.setter
+    def is_filler(self, is_filler: bool) -> None:
+        self.stores[0]["is_filler"] = is_filler
+
+
+class SampledData(OfSeeds, Data):  # type: ignore[misc]
     """A batch as loaders yield it: its nodes and edges, the seeds first.
 
     Beside what PyG's ``NeighborLoader`` sets (``n_id``, ``batch_size``, ``num_sampled_nodes``,
@@ -197,27 +221,12 @@ class SampledData(Data):  # type: ignore[misc]
         """Whether the batch still has its blocks."""
         return bool(self._found_blocks())
 
-    @property
-    def num_targets(self) -> int:
-        """The number of terms in the mean loss: pairs of nodes in a batch of links, otherwise seeds."""
-        pairs = self._store.get("edge_label_index")
-        return int(self.batch_size if pairs is None else pairs.shape[1])
-
     def to(self, device: Any, *names: str, non_blocking: bool = False) -> Self:
         """Like PyG's, which takes long to walk through a batch that is there already."""
         if not names and self._store.is_on(torch.device(device)):
             return self
         moved: Self = super().to(device, *names, non_blocking=non_blocking)
         return moved
-
-    @property
-    def is_filler(self) -> bool:
-        """Whether the batch repeats seeds of its pass, only to fill the pass up, and must not count."""
-        return bool(self._store.get("is_filler", False))
-
-    @is_filler.setter
-    def is_filler(self, is_filler: bool) -> None:
-        self._store["is_filler"] = is_filler
 
     def __getattr__(self, key: str) -> Any:
         if key == "blocks":
@@ -293,22 +302,15 @@ def gathered(
 
 
 def blocks_of(
-    receivers: list[int],
-    senders: list[int],
-    num_sampled_edges: list[int],
-    csr: tuple[Tensor, Tensor],
-    x: Any,
-    edge_weight: Any,
-    is_corrected: bool,
+    rows: EdgesOfType, receivers: list[int], senders: list[int], x: Any, edge_weight: Any, *, is_corrected: bool
 ) -> tuple[Block, ...]:
     """The blocks of all layers over one CSR, and before them that of all rows, where no layer computes the last ones.
 
     Of receivers and senders there are so many up to each hop.
     """
-    dtype = dtype_of(x)
-    edges = list(accumulate(num_sampled_edges))
-    weight = None if edge_weight is None else weight_of(edge_weight, edges[-1], dtype)
-    outermost = Block(csr[0].numel() - 1, senders[-1], *csr, weight, dtype, is_corrected)
+    dtype, edges = dtype_of(x), list(accumulate(rows.num_sampled))
+    weight = weight_of(edge_weight, edges[-1], dtype)
+    outermost = Block(rows.indptr.numel() - 1, senders[-1], rows.indptr, rows.indices, weight, dtype, is_corrected)
     has_more_rows = outermost.num_dst > receivers[-2]
     if has_more_rows:
         edges[-1] = int(outermost.indptr[receivers[-2]])
@@ -333,9 +335,6 @@ def weight_of(edge_weight: Any, num_edges: int, dtype: torch.dtype) -> Tensor | 
     return edge_weight.reshape(-1).to(dtype)
 
 
-ENDS, LABELS_OF_LINKS = "edge_label_index", "edge_label"
-
-
 class EdgeStore(Promising, EdgeStorage):  # type: ignore[misc]
     """The store of one edge type of a batch."""
 
@@ -344,7 +343,7 @@ class NodeStore(ReadsLater, NodeStorage):  # type: ignore[misc]
     """The store of one node type of a batch."""
 
 
-class SampledHeteroData(HeteroData):  # type: ignore[misc]
+class SampledHeteroData(OfSeeds, HeteroData):  # type: ignore[misc]
     """A batch of a typed graph as loaders yield it. The seeds are the first nodes of their type, ``seed_type``.
 
     In a batch of links ``seed_type`` is an edge type: ``batch[seed_type]`` has ``edge_label_index`` and ``edge_label``,
@@ -398,18 +397,6 @@ class SampledHeteroData(HeteroData):  # type: ignore[misc]
             raise AttributeError  # __getattr__ says why
         kinds, blocks = [kind for kind, _ in stores], [store.blocks_of_layers for _, store in stores]
         return [dict(zip(kinds, of_layer, strict=True)) for of_layer in zip(*blocks, strict=True)]
-
-    @property
-    def num_targets(self) -> int:
-        """The number of terms in the mean loss: pairs of nodes in a batch of links, otherwise seeds."""
-        if isinstance(self.seed_type, str):
-            return int(self.batch_size)
-        return int(self[self.seed_type].edge_label_index.shape[1])
-
-    @property
-    def is_filler(self) -> bool:
-        """Whether the batch repeats seeds of its pass, only to fill the pass up, and must not count."""
-        return bool(self._global_store.get("is_filler", False))
 
     def to_homogeneous(self, *args: Any, **kwargs: Any) -> Data:
         """As PyG does, with a label for every node: -1, or NaN, for those that are no seeds."""

@@ -71,24 +71,18 @@ class Deal:
 
     def places(self, key: BatchKey, order_of: Order) -> Tensor | slice:
         """Return where the seeds of a batch stand among all; ``order_of`` may choose the order of a pass."""
-        places = self._slice(key.batch)
-        return self._order(key.epoch, order_of)[places] if self.shuffle else places
-
-    def _slice(self, batch: int) -> slice:
-        count = self.num_seeds
-        if count < self.num_batches:
-            begin = batch % count
-            return slice(begin, begin + 1)
-        return slice_of(count, self.num_batches, batch)
-
-    def _order(self, epoch: int, order_of: Order) -> Tensor:
-        order = self._orders.get(epoch)
+        count, begin = self.num_seeds, key.batch % self.num_seeds
+        is_short = count < self.num_batches
+        places = slice(begin, begin + 1) if is_short else slice_of(count, self.num_batches, key.batch)
+        if not self.shuffle:
+            return places
+        order = self._orders.get(key.epoch)
         if order is None:
-            order = order_of(self.seeds, self.seed, epoch)
-            order = permutation(self.seeds.numel(), self.seed, epoch) if order is None else order
+            order = order_of(self.seeds, self.seed, key.epoch)
+            order = permutation(self.seeds.numel(), self.seed, key.epoch) if order is None else order
             # Kept for two passes, as a bulk may span both. Two threads may compute the same order.
-            self._orders = {e: o for e, o in self._orders.items() if abs(e - epoch) == 1} | {epoch: order}
-        return order
+            self._orders = {e: o for e, o in self._orders.items() if abs(e - key.epoch) == 1} | {key.epoch: order}
+        return order[places]
 
 
 def slice_of(count: int, num_slices: int, number: int) -> slice:
@@ -352,7 +346,7 @@ class Ahead:
         if source.is_remote:  # one bulk after the other; otherwise several threads make some at once
             made = source.make_in_turn(map(asked, bulks))
             self._work, self._items = (lambda _: next(made, None)), repeat(None)
-        self._depth: Callable[[], int] = lambda: source.depth(prefetch)
+        self._depth: Callable[[], int] = partial(source.depth, prefetch)
         self._threads = ThreadPoolExecutor(num_threads, THREAD_NAME) if num_threads else None
         self._pending: deque[Future[MadeBulk | None]] = deque()
         self._closed, self._process = False, os.getpid()

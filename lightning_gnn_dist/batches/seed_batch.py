@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -34,35 +35,29 @@ _SIZES_OF_NODES, _SIZES_OF_EDGES = ("num_sampled_nodes",), ("num_sampled_edges",
 _SIZES = {*_SIZES_OF_NODES, *_SIZES_OF_EDGES, "num_nodes"}
 
 
+@dataclass(eq=False)
 class Neighbourhood:
     """What a batch holds: the rows of its seeds, and its whole neighbourhood once that was asked for.
 
-    Args:
+    Attributes:
         num_seeds: How many seeds the batch has, by the key of their store: their type, or None where there is one.
         make: Samples the whole neighbourhood.
         seed_rows: Returns the rows of a store's seeds of the array of a name; None if it has no row for each node.
-        rows_of: Returns a function for what a module has computed for the seeds of each type, or None if that is not
-            known.
-        moves: The copies to another device that were made of the batch's tensors since.
+        known_rows: Returns a function for what a module has computed for the seeds of each type, or None if that is
+            not known.
+        move: Copies a tensor to where the batch was brought since.
     """
 
-    def __init__(
-        self,
-        num_seeds: dict[Any, int],
-        make: Callable[[], SampledData],
-        seed_rows: Callable[[Any, str], Tensor | None],
-        rows_of: Callable[[object], Callable[[], RowsOfTypes] | None],
-        moves: tuple[Apply, ...] = (),
-    ) -> None:
-        self.num_seeds = num_seeds
-        self._make, self._seed_rows, self._rows_of, self._moves = make, seed_rows, rows_of, moves
+    num_seeds: dict[Any, int]
+    make: Callable[[], SampledData]
+    seed_rows: Callable[[Any, str], Tensor | None]
+    known_rows: Callable[[object], Callable[[], RowsOfTypes] | None]
+    move: Apply = lambda tensor: tensor
 
     @cached_property
     def whole(self) -> SampledData:
         """The batch with all its neighbours."""
-        batch = self._make()
-        for move in self._moves:
-            batch = batch.apply(move)
+        batch: SampledData = self.make().apply(self.move)
         return batch
 
     @property
@@ -72,35 +67,28 @@ class Neighbourhood:
 
     def promises(self, key: object, names: Iterable[str]) -> dict[str, Any]:
         """Return a promise for each name in the store of a key."""
-        return {name: self._promise(key, name) if name not in _SIZES else self._sizes(key, name) for name in names}
+
+        def promise(name: str) -> Any:
+            def read() -> Any:
+                return stores_of(self.whole)[key][name]
+
+            def of_seeds() -> Tensor | None:
+                rows = None if self.is_read or key not in self.num_seeds else self.seed_rows(key, name)
+                return None if rows is None else self.move(rows)
+
+            if name in _SIZES:
+                return Later(read)
+            return Promise(read, of_seeds, self.num_seeds.get(key, 0), (self, name))
+
+        return {name: promise(name) for name in names}
 
     def rows_of(self, module: object) -> Callable[[], RowsOfTypes] | None:
         """Return a function for what a module has computed for the seeds of each type.
 
         None if that is not known, or if the batch may have changed since.
         """
-        found = None if self.is_read else self._rows_of(module)
-        return None if found is None else lambda: [rows if rows is None else self._moved(rows) for rows in found()]
-
-    def then(self, move: Apply) -> Neighbourhood:
-        """Return the same neighbourhood on another device."""
-        return Neighbourhood(self.num_seeds, self._make, self._seed_rows, self._rows_of, (*self._moves, move))
-
-    def _sizes(self, key: object, name: str) -> Later:
-        return Later(lambda: stores_of(self.whole)[key][name])
-
-    def _promise(self, key: object, name: str) -> Promise:
-        def of_seeds() -> Tensor | None:
-            rows = None if self.is_read or key not in self.num_seeds else self._seed_rows(key, name)
-            return None if rows is None else self._moved(rows)
-
-        count = self.num_seeds.get(key, 0)
-        return Promise(lambda: stores_of(self.whole)[key][name], of_seeds, count, (self, name))
-
-    def _moved(self, rows: Tensor) -> Tensor:
-        for move in self._moves:
-            rows = move(rows)
-        return rows
+        found = None if self.is_read else self.known_rows(module)
+        return None if found is None else lambda: [rows if rows is None else self.move(rows) for rows in found()]
 
 
 class Promise(Tensor):
@@ -263,9 +251,16 @@ class SeedsOnly:
             return tensor.to(device=device, non_blocking=non_blocking)
 
         neighbourhood, before = self.__dict__["_promised"]
-        after, unchanged = neighbourhood.then(move), dict[Any, dict[str, Any]]()
+        after, unchanged = replace(neighbourhood, move=lambda tensor: move(neighbourhood.move(tensor))), {}
         for key, store in stores_of(self).items():
-            unchanged[key] = _moved(store._mapping, before[key], after.promises(key, before[key]), move)
+            held, was, promises = store._mapping, before[key], after.promises(key, before[key])
+            same = [name for name, value in held.items() if was.get(name) is value]
+            for name, value in held.items():
+                if name in same and isinstance(value, Promise | Later):
+                    held[name] = promises[name]
+                elif isinstance(value, Tensor):
+                    held[name] = move(value)
+            unchanged[key] = {name: held[name] if name in same else None for name in was}
         self.__dict__["_promised"] = after, unchanged
         return self
 
@@ -303,17 +298,3 @@ def _is_same(now: dict[str, Any], before: dict[str, Any]) -> bool:
     if now.keys() != before.keys():
         return False
     return all(now[name] is value or isinstance(value, Later) for name, value in before.items())
-
-
-def _moved(mapping: dict[str, Any], before: dict[str, Any], promises: dict[str, Any], move: Apply) -> dict[str, Any]:
-    """Move what a store holds, and put other promises in the place of those that are left; return what is unchanged."""
-    unchanged = dict[str, Any]()
-    for name, value in mapping.items():
-        was = before.get(name)
-        if was is value and isinstance(value, Promise | Later):
-            mapping[name] = promises[name]
-        elif isinstance(value, Tensor):
-            mapping[name] = move(value)
-        if was is value:
-            unchanged[name] = mapping[name]
-    return {name: unchanged.get(name) for name in before}

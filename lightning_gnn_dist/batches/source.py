@@ -156,8 +156,14 @@ class Content(NamedTuple):
         """Return the content of a sample that was taken apart."""
         weights = {"edge_weight": sample.edge_weight, "node_norm": sample.node_norm}  # of samplers that know no types
         extra = {name: array for name, array in weights.items() if array is not None} | dict(sample.extra)
-        seeds = _seed_type(types, apart, sample) if seed_type is None else seed_type
-        return cls(types, apart, nodes, edges, seeds, extra)
+        if sample.target_type is not None:
+            return cls(types, apart, nodes, edges, seed_type or types.edge_types[sample.target_type], extra)
+        found = [kind for kind, counts in zip(types.node_types, apart.num_sampled, strict=True) if counts[0]]
+        if seed_type is None and len(found) > 1:
+            raise ValueError(f"The seeds of a batch must be nodes of one type, got some of {found}.")
+        if seed_type is None:  # of a batch without seeds, that of the training nodes
+            seed_type = found[0] if found else types.seed_type()
+        return cls(types, apart, nodes, edges, seed_type, extra)
 
 
 def taken_of_edges(graph: Graph, apart: Apart) -> list[Taken]:
@@ -191,25 +197,20 @@ def made_of(
 ) -> SampledData:
     """Make a batch, as :func:`assemble` does, of what is taken of arrays: a ``HeteroData`` if its types have names."""
     types, apart, asked = content.types, content.apart, ends_of(content.seed_type)
-    is_typed = have_names(types)
-    batch: Any = SampledHeteroData.of(types, content.seed_type) if is_typed else SampledData()
-    nodes, edges, of_all = (
-        batch.node_stores,
-        batch.edge_stores,
-        (batch._global_store if is_typed else batch._store)._mapping,
-    )
-    kinds = zip(types.node_types, nodes, content.nodes, apart.num_sampled, strict=True)
-    for kind, store, (arrays, rows), counts in kinds:
+    batch: Any = SampledHeteroData.of(types, content.seed_type) if have_names(types) else SampledData()
+    nodes, edges, of_all = batch.node_stores, batch.edge_stores, batch.stores[0]._mapping
+    num_seeds, x, upto = [per_hop[0] for per_hop in apart.num_sampled], dict[str, Any](), dict[str, list[int]]()
+    of_nodes = zip(types.node_types, nodes, content.nodes, apart.nodes, apart.num_sampled, strict=True)
+    for kind, store, (arrays, rows), ids, per_hop in of_nodes:
         if not all_labels and kind not in asked:
             arrays = {name: array for name, array in arrays.items() if name != LABELS}
-        num_labels = None if all_labels else counts[0]
+        num_labels = None if all_labels else per_hop[0]
         store._mapping |= gathered(arrays, rows, pool_of, widen=widen, num_labels=num_labels, kind=kind)
-    for store, ids in zip(nodes, apart.nodes, strict=True):
         store._mapping.setdefault("n_id", ids)
+        x[kind], upto[kind] = store._mapping.get("x"), list(accumulate(per_hop))
     for edge_type, store, (arrays, rows) in zip(types.edge_types, edges, content.edges, strict=True):
         store._mapping |= gathered(arrays, rows, pool_of, widen=widen, kind=edge_type)
         store._edge_arrays = frozenset(arrays)
-    num_seeds = [per_hop[0] for per_hop in apart.num_sampled]
     for name, array in content.extra.items():
         if name == SEED_TIME or name.startswith(LABELS_OF_LINKS):  # of the seeds or targets alone
             store_of_seeds(batch)._mapping[name] = in_types(array, num_seeds) if name == ENDS else array
@@ -225,38 +226,19 @@ def made_of(
         store._mapping["num_sampled_nodes"] = list(per_hop)
         if kind in asked:
             store._mapping["batch_size"] = per_hop[0]
-    _promise_edges(content, nodes, edges)
+    is_corrected = "edge_weight" in content.extra
+    for (sender, _, receiver), store, of_type in zip(types.edge_types, edges, apart.rows, strict=True):
+        weight = store._mapping.get("edge_weight")
+        store._mapping["num_sampled_edges"] = list(of_type.num_sampled)
+        blocks = blocks_of(of_type, upto[receiver], upto[sender], x[sender], weight, is_corrected=is_corrected)
+        store.promise(blocks, len(of_type.num_sampled))
     made: SampledData = batch
     return made
-
-
-def _promise_edges(content: Content, nodes: Sequence[Any], edges: Sequence[Any]) -> None:
-    """Give each edge type its blocks, and promise its edges."""
-    types, apart = content.types, content.apart
-    x = {kind: store._mapping.get("x") for kind, store in zip(types.node_types, nodes, strict=True)}
-    upto = {kind: list(accumulate(counts)) for kind, counts in zip(types.node_types, apart.num_sampled, strict=True)}
-    is_corrected = "edge_weight" in content.extra
-    for (sender, _, receiver), store, rows in zip(types.edge_types, edges, apart.rows, strict=True):
-        store._mapping["num_sampled_edges"] = list(rows.num_sampled)
-        weight, csr = store._mapping.get("edge_weight"), (rows.indptr, rows.indices)
-        ends = upto[receiver], upto[sender]
-        blocks = blocks_of(*ends, rows.num_sampled, csr, x[sender], weight, is_corrected=is_corrected)
-        store.promise(blocks, len(rows.num_sampled))
 
 
 def pools_of_type(pool_of: PoolOf, kind: str | EdgeType) -> PoolOf:
     """Return the pools of the arrays of a type."""
     return lambda name: pool_of(f"{kind} {name}")
-
-
-def _seed_type(types: TypeNames, apart: Apart, sample: Sample) -> str | EdgeType:
-    """The type of the seeds; of a batch without any, that of the training nodes."""
-    if sample.target_type is not None:
-        return types.edge_types[sample.target_type]
-    found = [kind for kind, counts in zip(types.node_types, apart.num_sampled, strict=True) if counts[0]]
-    if len(found) > 1:
-        raise ValueError(f"The seeds of a batch must be nodes of one type, got some of {found}.")
-    return found[0] if found else types.seed_type()
 
 
 WRITTEN = (

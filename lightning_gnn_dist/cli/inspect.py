@@ -17,9 +17,9 @@ from lightning_gnn_dist.graph.storage.store import holds_shards, holds_split, sh
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.user_ids import class_names
 from lightning_gnn_dist.names import extension, offered
-from lightning_gnn_dist.partition.advice import advise
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
+from lightning_gnn_dist.partition.partition_report import advise
 from lightning_gnn_dist.wire.memory import free_bytes
 
 FANOUT, BATCH_SIZE = (15, 10), 1024  # of the batches whose memory is told

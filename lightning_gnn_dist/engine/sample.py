@@ -15,7 +15,6 @@ from torch import Tensor
 from lightning_gnn_dist.engine.intrinsics import RUN
 from lightning_gnn_dist.engine.kernels import AT_ONCE, DAMAGED, ONE_TYPE, REPEATED_SEED, Array, Csr, Table, Work
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 MAX_ENTRIES = 2**31 - 1  # seeds and edges of a batch
@@ -226,8 +225,21 @@ def sample_hops(
     if needed == DAMAGED:
         raise graph_is_damaged(graph)
     with_ids = has_ids(graph) if with_ids is None else with_ids
-    drawn = _copied(scratch.work, num_nodes.tolist(), num_edges[:-1].tolist(), with_ids=with_ids, weighs=weighs)
-    return drawn._replace(edge_kinds=_kinds_of(graph, scratch.work, drawn)) if with_kinds else drawn
+    work, nodes_of_hops, edges_of_hops = scratch.work, num_nodes.tolist(), num_edges[:-1].tolist()
+    rows, edges = sum(nodes_of_hops[:-1]), sum(edges_of_hops)
+    edge_kinds = torch.from_numpy(work.kinds[:edges].copy()) if with_kinds else None
+    if edge_kinds is not None and len(graph.types.edge_types) == 1:
+        edge_kinds.zero_()  # a kernel notes none
+    return Sample(  # in arrays of its own, as the next one overwrites the scratch
+        nodes=torch.from_numpy(work.nodes[: sum(nodes_of_hops)].astype(np.int64)),
+        indptr=torch.from_numpy(work.starts[: rows + 1].astype(np.int32)),
+        indices=torch.from_numpy(work.columns[:edges].astype(np.int32)),
+        num_sampled_nodes=nodes_of_hops,
+        num_sampled_edges=edges_of_hops,
+        edge_ids=torch.from_numpy(work.positions[:edges].copy()) if with_ids else None,
+        edge_weight=torch.from_numpy(work.weights[:edges].copy()) if weighs else None,
+        edge_kinds=edge_kinds,
+    )
 
 
 def csr_of(graph: Graph) -> Csr:
@@ -237,7 +249,8 @@ def csr_of(graph: Graph) -> Csr:
 
 def has_ids(graph: Graph) -> bool:
     """Whether batches of the graph need to know where their edges stand in it."""
-    return have_names(graph.types) or bool(graph.edge_arrays)
+    types = graph.types
+    return len(types.node_types) > 1 or len(types.edge_types) > 1 or any(types.edge_arrays.values())
 
 
 def graph_is_damaged(graph: Graph) -> Exception:
@@ -248,27 +261,6 @@ def graph_is_damaged(graph: Graph) -> Exception:
         where = f"The files of {graph.path} are" if graph.path else "An array of the graph was"
         return ValueError(f"{where} changed after the graph was checked: {error} Open or build the graph again.")
     return ValueError("The edges of the graph are being changed while they are sampled: sample a graph that stays.")
-
-
-def _copied(work: Work, num_nodes: list[int], num_edges: list[int], *, with_ids: bool, weighs: bool) -> Sample:
-    """The batch in arrays of its own, as the next one overwrites the scratch."""
-    rows, edges = sum(num_nodes[:-1]), sum(num_edges)
-    return Sample(
-        nodes=torch.from_numpy(work.nodes[: sum(num_nodes)].astype(np.int64)),
-        indptr=torch.from_numpy(work.starts[: rows + 1].astype(np.int32)),
-        indices=torch.from_numpy(work.columns[:edges].astype(np.int32)),
-        num_sampled_nodes=num_nodes,
-        num_sampled_edges=num_edges,
-        edge_ids=torch.from_numpy(work.positions[:edges].copy()) if with_ids else None,
-        edge_weight=torch.from_numpy(work.weights[:edges].copy()) if weighs else None,
-    )
-
-
-def _kinds_of(graph: Graph, work: Work, drawn: Sample) -> Tensor:
-    kinds = work.kinds[: drawn.indices.numel()].copy()
-    if len(graph.types.edge_types) == 1:
-        kinds[:] = 0  # a kernel notes none
-    return torch.from_numpy(kinds)
 
 
 def edge_types_of(types: GraphTypes) -> Array:

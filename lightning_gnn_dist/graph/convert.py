@@ -119,37 +119,8 @@ def is_unlabelled(y: Tensor) -> Tensor:
     return y.isnan().reshape(len(y), -1).all(1)
 
 
-def without_unlabelled(
-    arrays: dict[str, Tensor], of: str = "the graph", without: Tensor | None = None
-) -> dict[str, Tensor]:
-    """The arrays with masks that leave out nodes whose label is NaN in every column: NaN stands for no label.
-
-    A warning counts them. ``of`` says in words what these are arrays of, and ``without`` which nodes are left out, if
-    ``y`` is not here to tell.
-    """
-    y = arrays.get("y")
-    if without is None:
-        if y is None or not y.is_floating_point() or y.dim() == 0:
-            return arrays
-        without = is_unlabelled(y)
-    masks = [name for name in MASKS if name in arrays]
-    unlabelled = {name: int((arrays[name] & without).sum()) for name in masks}
-    if found := [f"{count:,} nodes of {name}" for name, count in unlabelled.items() if count]:
-        log.warning(
-            "%s of %s have NaN for a label, and are left out of it: they are in no loss and no metric",
-            ", ".join(found),
-            of,
-        )
-    return arrays | {name: arrays[name] & ~without for name in masks}
-
-
-def as_classes(y: Tensor) -> Tensor:
-    """Labels of shape (N, 1), as OGB has them, as classes of shape (N,); a target, of fractions, keeps its shape."""
-    return y[:, 0] if y.dim() == 2 and y.shape[1] == 1 and holds_integers(y) else y
-
-
 def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
-    """Refuse an array without ``length`` rows; ``kind`` is ``"node"`` or ``"edge"``."""
+    """Refuse an array without ``length`` rows; of ``"node"``s, not of ``"edge"``s, masks and scales that are none."""
     for name, array in arrays.items():
         if array.dim() == 0 or len(array) != length:
             ways_out = "; one of edges has a name that begins with 'edge_'" if kind == "node" else ""
@@ -159,6 +130,20 @@ def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
             )
         if array.shape[1:].numel() == 0:
             raise ValueError(f"{name} has shape {tuple(array.shape)}, rows without a number: leave it out.")
+    for name, array in arrays.items() if kind == "node" else ():
+        if name.endswith("_mask") and array.dtype != torch.bool:
+            raise ValueError(f"{name} must be boolean, got {array.dtype}: data.{name} = data.{name}.bool().")
+        if name.endswith("_mask") and array.dim() != 1:
+            raise ValueError(
+                f"{name} has shape {tuple(array.shape)}, one column per split: choose one, data.{name} = "
+                f"data.{name}[:, 0]."
+            )
+        scale = arrays.get(name + SUFFIX) if array.dtype == torch.int8 else None
+        if scale is not None and not (scale.is_floating_point() and scale.numel() == length):
+            raise ValueError(  # it would be taken as it is
+                f"{name + SUFFIX} must hold one scale for each row of {name}, got {shown(scale)}: make both by {name}, "
+                f"{name + SUFFIX} = quantize_rows({name})."
+            )
 
 
 def masks_of(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -189,14 +174,49 @@ def check_each_name(names: Collection[str], *, allowed: Collection[str]) -> None
         raise ValueError(f"{taken} are names that batches use themselves: rename these arrays of the data.")
 
 
-def check_arrays(arrays: dict[str, Tensor], *, check_features: bool, float_labels: bool) -> None:
-    """Refuse masks, features and labels that would fail or mislead in training."""
-    check_masks(arrays)
+def learnable(
+    arrays: dict[str, Tensor],
+    of: str,
+    *,
+    check_features: bool,
+    float_labels: bool,
+    without: Tensor | None = None,
+) -> dict[str, Tensor]:
+    """Arrays of nodes, of checked lengths, as training takes them. What would fail or mislead there is refused.
+
+    Classes of shape (N, 1), as OGB has them, become those of shape (N,). Masks leave out nodes whose label is NaN in
+    every column, for NaN stands for no label: a warning counts them.
+
+    Args:
+        arrays: The arrays by name.
+        of: What these are arrays of, in words.
+        check_features: Whether features must be finite.
+        float_labels: Whether ``y`` is a target of regression.
+        without: Which nodes have no label, if ``y`` is not here to tell.
+    """
     for name in ("x", "x_scale") if check_features else ():
         if name in arrays:
             check_finite(arrays[name], name=name)
-    if (y := arrays.get("y")) is None:
-        return
+    if (y := arrays.get("y")) is not None:
+        if y.dim() == 2 and y.shape[1] == 1 and holds_integers(y):
+            y = arrays["y"] = y[:, 0]
+        _check_labels(y, arrays.get("train_mask"), float_labels=float_labels)
+        if without is None and y.is_floating_point() and y.dim():
+            without = is_unlabelled(y)
+    if without is not None:
+        unlabelled = {name: int((arrays[name] & without).sum()) for name in MASKS if name in arrays}
+        arrays = arrays | {name: arrays[name] & ~without for name in unlabelled}
+        if found := [f"{count:,} nodes of {name}" for name, count in unlabelled.items() if count]:
+            log.warning(
+                "%s of %s have NaN for a label, and are left out of it: they are in no loss and no metric",
+                ", ".join(found),
+                of,
+            )
+    warn_of_overlaps(arrays)
+    return arrays
+
+
+def _check_labels(y: Tensor, train_mask: Tensor | None, *, float_labels: bool) -> None:
     if y.is_complex():
         raise ValueError(f"y must hold classes or real numbers, got {shown(y)}: give its parts as columns.")
     one_per_node = y.dim() == 1 or y.shape[1:].numel() == 1
@@ -211,7 +231,7 @@ def check_arrays(arrays: dict[str, Tensor], *, check_features: bool, float_label
             f"y holds one {y.dtype} per node, but classes are integers: data.y = {way_out}. If the task is regression, "
             "say so: Graph.from_pyg(data, float_labels=True), or --float-labels."
         )
-    if y.is_floating_point() or y.dim() != 1 or (train_mask := arrays.get("train_mask")) is None:
+    if y.is_floating_point() or y.dim() != 1 or train_mask is None:
         return
     unlabelled = (y < 0) & train_mask
     if unlabelled.any():
@@ -221,37 +241,12 @@ def check_arrays(arrays: dict[str, Tensor], *, check_features: bool, float_label
         )
 
 
-def check_masks(arrays: Mapping[str, Tensor]) -> None:
-    """Refuse masks that are not one boolean per node."""
-    for name, mask in masks_of(arrays).items():
-        if mask.dtype != torch.bool:
-            raise ValueError(f"{name} must be boolean, got {mask.dtype}: data.{name} = data.{name}.bool().")
-        if mask.dim() != 1:
-            shape = tuple(mask.shape)
-            raise ValueError(
-                f"{name} has shape {shape}, one column per split: choose one, data.{name} = data.{name}[:, 0]."
-            )
-
-
 def warn_of_overlaps(arrays: Mapping[str, Tensor]) -> None:
     """Tell whoever judges a model by nodes that it was trained on."""
     masks = [name for name in MASKS if name in arrays]
     counts = {(a, b): int((arrays[a] & arrays[b]).sum()) for a, b in combinations(masks, 2)}
     if found := [f"{a} and {b} share {count:,} nodes" for (a, b), count in counts.items() if count]:
         log.warning("%s: figures on these nodes say little about others", "; ".join(found))
-
-
-def check_scales(arrays: Mapping[str, Tensor]) -> None:
-    """Refuse scales that do not fit what they are of: it would be taken as it is."""
-    for name, array in arrays.items():
-        scale = arrays.get(name + SUFFIX)
-        if array.dtype != torch.int8 or scale is None:
-            continue
-        if not scale.is_floating_point() or scale.numel() != len(array):
-            raise ValueError(
-                f"{name + SUFFIX} must hold one scale for each row of {name}, got {shown(scale)}: make both by {name}, "
-                f"{name + SUFFIX} = quantize_rows({name})."
-            )
 
 
 def first_bad(array: Tensor | None) -> int | None:

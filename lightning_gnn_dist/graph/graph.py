@@ -57,6 +57,14 @@ class Graph:
         num_senders: The entries of ``indices`` must lie below this. Default: the number of rows.
     """
 
+    indptr: Tensor
+    indices: Tensor
+    types: GraphTypes
+    node_arrays: dict[str, Tensor]
+    edge_arrays: dict[str, Tensor]
+    path: Path | None
+    _fingerprint: str | None
+
     def __init__(
         self,
         indptr: Tensor,
@@ -79,30 +87,9 @@ class Graph:
             raise TypeError(f"fingerprint must be a text such as Graph.fingerprint gives, got {shown(fingerprint)}.")
         check_form(indptr, indices)
         types = GraphTypes.of_one(indptr, indices, node_arrays or {}, edge_arrays or {}, num_senders)
-        self._set(indptr, indices, types, path, fingerprint)
+        vars(self).update(vars(typed_graph(indptr, indices, types, path, fingerprint)))
         self.check_edges()
         convert.warn_of_overlaps(self.node_arrays)
-
-    def _set(
-        self,
-        indptr: Tensor,
-        indices: Tensor,
-        types: GraphTypes,
-        path: Path | None = None,
-        fingerprint: str | None = None,
-        node_arrays: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        self.indptr = indptr
-        self.indices = indices
-        self.path = None if path is None else check_path("path", path)
-        self._fingerprint = fingerprint
-        self.types = types
-        if not have_names(types):  # the same objects, as arrays may be added
-            self.node_arrays = cast(dict[str, Tensor], types.node_arrays[OneType.node_types[0]])
-            self.edge_arrays = cast(dict[str, Tensor], types.edge_arrays[OneType.edge_types[0]])
-        elif node_arrays is not None:
-            self.node_arrays = dict(node_arrays)
-        types.check_fits(self.num_nodes, self.num_edges)
 
     if not TYPE_CHECKING:  # mypy would believe in any attribute
 
@@ -244,7 +231,6 @@ class Graph:
                 "before Graph.from_pyg(data)"
                 + (", or leave validation out, Trainer(limit_val_batches=0)." if name == "val" else ".")
             )
-        convert.check_masks({f"{name}_mask": mask})
         convert.check_rows("node", {f"{name}_mask": mask}, self.num_nodes)
         return mask.nonzero().view(-1)
 
@@ -273,7 +259,7 @@ class Graph:
 
         Reads all of ``indptr`` and ``indices`` once, also from disk.
         """
-        check_csr(self.indptr, self.indices, self.num_senders, EDGES_AT_ONCE)
+        check_csr(self.indptr, self.indices, self.types.num_senders, EDGES_AT_ONCE)
         self.types.check_edges(self.indptr, self.indices)
 
     def check_whole(self) -> None:
@@ -332,7 +318,14 @@ def typed_graph(
 ) -> Graph:
     """Build a graph of checked edges and their types. A part of a typed one has ``node_arrays`` of all nodes, too."""
     graph = Graph.__new__(Graph)
-    graph._set(indptr, indices, types, path, fingerprint, node_arrays)
+    graph.indptr, graph.indices, graph.types, graph._fingerprint = indptr, indices, types, fingerprint
+    graph.path = None if path is None else check_path("path", path)
+    if not have_names(types):  # the same objects, as arrays may be added
+        graph.node_arrays = cast(dict[str, Tensor], types.node_arrays[OneType.node_types[0]])
+        graph.edge_arrays = cast(dict[str, Tensor], types.edge_arrays[OneType.edge_types[0]])
+    elif node_arrays is not None:
+        graph.node_arrays = dict(node_arrays)
+    types.check_fits(graph.num_nodes, graph.num_edges)
     return graph
 
 
@@ -371,14 +364,14 @@ def bytes_per_node(graph: Graph) -> int:
 
 def bytes_per_edge(graph: Graph) -> int:
     """Bytes of a row of all edge arrays; of a typed graph the mean over all edges, and the number of its type."""
-    number = graph.types.edge_type.element_size() if have_names(graph.types) else 0
+    number = graph.types.edge_type.element_size() if len(graph.types.edge_types) > 1 else 0
     return _mean((array.nbytes for array in _all(graph.types.edge_arrays)), graph.num_edges) + number
 
 
 def bytes_of_part(graph: Graph, num_nodes: Tensor, num_edges: Tensor) -> Tensor:
     """Bytes that parts with so many nodes and edges take in RAM, the same shape."""
-    per_node = bytes_per_node(graph)
-    per_node += 8 if have_names(graph.types) or "n_id" not in graph.node_arrays else 0  # a part knows its nodes' ids,
+    per_node, have_ids = bytes_per_node(graph), ("n_id" in arrays for arrays in graph.types.node_arrays.values())
+    per_node += 0 if all(have_ids) else 8  # a part knows its nodes' ids,
     per_node += 4  # and how much of their neighbourhoods it covers
     per_edge = 4 + bytes_per_edge(graph)
     return num_nodes * (per_node + 8) + 8 + num_edges * per_edge

@@ -42,7 +42,6 @@ _FORM = 8  # numbers that tell the type and shape of a row
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 
 Ids = Tensor | range
-Progress = Callable[[int], object]
 
 
 class Work(NamedTuple):
@@ -332,27 +331,17 @@ class LayerPass:
         """Plan for rows of this rank's seeds, which increase, behind the last layer. Collective."""
         return self.plan([seeds[:0]] * (num_layers - 1) + [seeds])
 
-    @property
-    def num_rows(self) -> int:
-        """How many rows this rank computes."""
-        return sum(len(of_layer.nodes) for of_layer in self.planned)
-
     def try_one(self, layer: Layer) -> None:
         """Compute the first layer for one node, if this rank has some. Not collective."""
         self._begin()
         if len(nodes := self.planned[0].nodes):
             self._outputs(layer, ids_of(nodes[:1]), None)
 
-    def rows(self, layers: Sequence[Layer], progress: Progress = lambda _: None) -> LayerRows:
-        """Compute the layers; return the rows of the last one for this rank's seeds. Collective.
+    def rows(self, layers: Sequence[Layer]) -> LayerRows:
+        """Compute all planned layers; return the rows of the last one for this rank's seeds. Collective."""
+        return deque(self.tables(layers), maxlen=1).pop()
 
-        Args:
-            layers: The layers, as many as were planned.
-            progress: Called with the number of nodes whose rows were computed.
-        """
-        return deque(self.tables(layers, progress), maxlen=1).pop()
-
-    def tables(self, layers: Sequence[Layer], progress: Progress = lambda _: None) -> Iterator[LayerRows]:
+    def tables(self, layers: Sequence[Layer]) -> Iterator[LayerRows]:
         """Compute the layers; yield the rows of each for the nodes that are held of it. Collective."""
         rows, offsets = None, self.nodes.offsets
         self._begin()
@@ -361,7 +350,6 @@ class LayerPass:
             before, rows = rows, self._new_rows(by_type(of_layer.held, offsets))
             for nodes, outputs in self._batches(layer, of_layer.nodes, before):
                 rows.write([ids_of(ids) for ids in by_type(nodes, offsets)], outputs)
-                progress(len(nodes))
             if self.channel.size > 1:
                 rows.make(agreed_forms(self.channel, rows.likes, self.says))
                 self._exchange(of_layer, rows)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import TQDMProgressBar
-from lightning.pytorch.callbacks.progress.tqdm_progress import Tqdm
 from torch import Tensor, nn
 
 from lightning_gnn_dist.batches.batch import ENDS, Promising, SampledData
@@ -25,7 +22,6 @@ from lightning_gnn_dist.layers.model_layers import ModelLayers, ModelState, is_i
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 log = logging.getLogger(__name__)
-_SECONDS_UNSEEN = 1.0  # of a pass that needs no bar
 
 
 class Answers:
@@ -108,8 +104,8 @@ class ReadyRows:
         work = self._planned(model, seeds)
         if not self._can_compute(work, model):
             return None
-        with self._trainer.precision_plugin.forward_context(), progress_of(self._trainer, work.num_rows) as progress:
-            tables = work.rows(model.layers, progress)
+        with self._trainer.precision_plugin.forward_context():
+            tables = work.rows(model.layers)
         self._was_asked = False
         answers = Answers(tables, model.owner, self._note_that_asked)
         self._end = weakref.finalize(answers, model.let_answer())
@@ -255,18 +251,3 @@ class EvaluationLoader(Batches):
         num_seeds = {kind: len(ids) for kind, ids in zip(kinds, of_types, strict=True)}
         neighbourhood = Neighbourhood(num_seeds, made, seed_rows, rows_of)
         return SeedsOnly.around(neighbourhood, names, seed_type, others)
-
-
-@contextmanager
-def progress_of(trainer: Trainer, total: int) -> Iterator[Callable[[int], object]]:
-    """Yield a function that counts computed rows of ``total``, on a bar if rank 0 has one of tqdm's.
-
-    Bars of other kinds redraw their lines themselves, and would be torn apart.
-    """
-    bar = trainer.progress_bar_callback
-    if not isinstance(bar, TQDMProgressBar) or bar.is_disabled or not trainer.is_global_zero:
-        yield lambda _: None
-        return
-    looks: dict[str, object] = {"unit": "rows", "leave": False, "dynamic_ncols": True, "delay": _SECONDS_UNSEEN}
-    with Tqdm(total=total, desc="Layers of all nodes", **looks) as shown:
-        yield shown.update

@@ -13,17 +13,16 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.npy import FULL
-from lightning_gnn_dist.partition import kernels
 from lightning_gnn_dist.partition.base import MAX_SHARE, Partition, check_request
 from lightning_gnn_dist.partition.kernels import Array
-from lightning_gnn_dist.partition.multilevel import groups, refuse_beyond, repair, undirected
+from lightning_gnn_dist.partition.multilevel import Balance, groups, refuse_beyond, repair, undirected
 from lightning_gnn_dist.rules import check_fields, within
 
 try:
@@ -34,7 +33,7 @@ except ImportError:  # an extra
 WAY_TO_KAMINPAR = 'pip install "lightning-gnn-dist[kaminpar]"'
 BYTES_PER_EDGE = 25  # of RAM, at most, with parts few beside nodes: benchmarks/partitioners.md
 _LIMIT, _LEAST = 2**31 - 1, 0.001  # of what it counts, and of the imbalance that it takes
-_WITHOUT_WEIGHTS_OF_EDGES, _OF_NODES, _IDS_OF_32_BITS = 1, 2, 8  # bits of a ParHIP file's version
+_VERSION = 1 | 2 | 8  # of a ParHIP file: without weights of edges and of nodes, with ids of 32 bits
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,12 @@ class KaMinParPartitioner:
     and deleted afterwards. One thread computes, so that the same seed gives the same parts everywhere.
 
     Args:
-        balance: What parts hold equally many of: ``"nodes"``; with ``"train"`` training nodes *and* nodes, in a graph
-            with types of each type, by a last pass as in :class:`MetisPartitioner`; or ``"edges"``, where a node
-            weighs as much as it has neighbours, and 1.
+        balance: What parts hold equally many of: ``"nodes"``, or with ``"train"`` training nodes *and* nodes, in a
+            graph with types of each type, by a last pass as in :class:`MetisPartitioner`.
         imbalance: The share :math:`\epsilon` by which a part may exceed the average, rounded down to whole nodes.
     """
 
-    balance: Literal["nodes", "train", "edges"] = "nodes"
+    balance: Balance = "nodes"
     imbalance: Annotated[float, within(0, MAX_SHARE, "0.03 lets a part hold 3% more than the average")] = 0.03
 
     def __post_init__(self) -> None:
@@ -80,15 +78,12 @@ class KaMinParPartitioner:
         return Partition(torch.from_numpy(assignment), num_parts)
 
     def _cut(self, graph: Graph, file: Path, shared: list[Array], num_parts: int, seed: int) -> Array:
-        start, neighbors = undirected(graph, lambda start: _file(file, start, with_weights=self.balance == "edges"))
+        start, neighbors = undirected(graph, lambda start: _file(file, start))
         kaminpar.reseed(int(seed) % 2**31)
         of_file = kaminpar.load_graph(str(file), kaminpar.GraphFileFormat.PARHIP)
         partitioner = kaminpar.KaMinPar(1, kaminpar.context_by_name("default"))
         assignment = np.array(partitioner.compute_partition(of_file, num_parts, max(self.imbalance, _LEAST)), np.int32)
-        if self.balance == "edges":
-            kernels.occupy(assignment, shared[0], np.bincount(assignment, minlength=num_parts))
-        else:
-            repair(start, neighbors, shared, assignment, num_parts, self.imbalance)
+        repair(start, neighbors, shared, assignment, num_parts, self.imbalance)
         return assignment
 
 
@@ -97,22 +92,18 @@ def is_available() -> bool:
     return kaminpar is not None
 
 
-def _file(file: Path, start: Array, *, with_weights: bool) -> Array:
+def _file(file: Path, start: Array) -> Array:
     """Begin a ParHIP file of a graph with these row starts, and return its neighbours, to be filled, mapped from it."""
     num_nodes, num_edges = start.size - 1, int(start[-1])
     refuse_beyond(_LIMIT, num_nodes, "nodes", "KaMinPar")
     refuse_beyond(_LIMIT, num_edges, "edges, counted in both directions,", "KaMinPar")
-    version = _WITHOUT_WEIGHTS_OF_EDGES | _IDS_OF_32_BITS | (0 if with_weights else _OF_NODES)
     first = 8 * (3 + start.size)
     with file.open("wb") as stream:
-        np.array([version, num_nodes, num_edges], np.uint64).tofile(stream)
+        np.array([_VERSION, num_nodes, num_edges], np.uint64).tofile(stream)
         (4 * start.astype(np.uint64) + np.uint64(first)).tofile(stream)
         stream.truncate(first + 4 * num_edges)
         if hasattr(os, "posix_fallocate") and num_edges:
             os.posix_fallocate(stream.fileno(), first, 4 * num_edges)  # a map of a full disk would end the process
-        if with_weights:
-            stream.seek(0, os.SEEK_END)
-            (1 + np.diff(start)).tofile(stream)
     if not num_edges:
         return np.empty(0, np.uint32)
     return np.asarray(np.memmap(file, np.uint32, "r+", first, (num_edges,)))

@@ -1,7 +1,15 @@
-"""What a partition does to a graph, in numbers: a table to read before training."""
+"""What a partition does to a graph, in numbers, and advice from these: how parts differ, and which strategy to use.
+
+The bounds come from measurements on eight graphs cut into eight parts (benchmarks/accuracy.md and the table of
+partitions in docs/data.md). Where labels differ between parts by more than chance, averaging alone lost between one
+and forty-nine points of accuracy, and gradients at every step none. Where parts are alike but a tenth of the nodes
+lost all neighbours, averaging lost up to nineteen points, and a correction on the whole graph won most of them back.
+Where nodes kept some neighbours, cut edges cost nothing up to 43 % of them, 2 points at 67 %, and 1 to 8 at 87 %.
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,8 +20,14 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import labels_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition import kernels
+from lightning_gnn_dist.partition.base import Partition
 
 MAX_ROWS = 64  # parts that str() lists; a partition into super-nodes can have thousands
+DIFFERENT = 0.15  # label skew beyond chance, in the mean over training nodes
+MANY = 0.55  # share of cut edges above which averaging lost accuracy on parts that look alike
+LOST = 0.1  # share of nodes without any neighbour
+UNEVEN = 1.25  # training nodes of the largest part against the mean
+_HALF = 'LLCGStrategy(clock, correction=Correction(0.5, lr="local"))'
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +74,8 @@ class PartitionReport:
             num_edges=graph.num_edges,
             train_of_types={
                 kind: torch.bincount(assignment[nodes], minlength=num_parts)
-                for kind, nodes in (graph.types.splits("train") if have_names(graph.types) else {}).items()
+                for kind, nodes in graph.types.splits("train").items()
+                if kind
             },
         )
 
@@ -83,33 +98,30 @@ class PartitionReport:
         return float(known.max()) if known.numel() else None
 
     def __str__(self) -> str:
-        columns = [
-            ("part", [str(part) for part in range(self.nodes.numel())]),
-            ("nodes", _counts(self.nodes)),
-            ("training nodes", self._or_dashes(self.train_nodes)),
-            *((f"of {kind}", _counts(column)) for kind, column in self.train_of_types.items()),
-            ("edges inside", _counts(self.inside_edges)),
-            ("halo nodes", _counts(self.halo_nodes)),
-            ("isolated nodes", _counts(self.isolated_nodes)),
-            ("label skew", self._skews()),
+        columns: dict[str, Tensor | None] = {"part": torch.arange(self.nodes.numel()), "nodes": self.nodes}
+        columns |= {"training nodes": self.train_nodes}
+        columns |= {f"of {kind}": column for kind, column in self.train_of_types.items()}
+        columns |= {"edges inside": self.inside_edges, "halo nodes": self.halo_nodes}
+        columns |= {"isolated nodes": self.isolated_nodes, "label skew": self.label_skew}
+        count, worst = self.nodes.numel(), self.worst_label_skew
+        shown = min(count, MAX_ROWS)
+        cells = [
+            [name, *(["-"] * shown if c is None else map(_told, c[:shown].tolist()))] for name, c in columns.items()
         ]
-        return "\n".join([*_table(columns), self._summary()])
-
-    def _summary(self) -> str:
-        worst = self.worst_label_skew
-        return (
-            f"{self.nodes.numel():,} parts: {self.cut_edges:,} of {self.num_edges:,} edges cut "
-            f"({self.cut_ratio:.1%}), {int(self.isolated_nodes.sum()):,} nodes left without neighbours, "
-            f"worst label skew {'-' if worst is None else format(worst, '.3f')}"
+        widths = [max(map(len, column)) for column in cells]
+        return "\n".join(
+            [
+                *("  ".join(map(str.rjust, row, widths)) for row in zip(*cells, strict=True)),
+                *([f"... and {count - shown:,} more parts"] if count > shown else []),
+                f"{count:,} parts: {self.cut_edges:,} of {self.num_edges:,} edges cut ({self.cut_ratio:.1%}), "
+                f"{int(self.isolated_nodes.sum()):,} nodes left without neighbours, "
+                f"worst label skew {'-' if worst is None else format(worst, '.3f')}",
+            ]
         )
 
-    def _or_dashes(self, column: Tensor | None) -> list[str]:
-        return ["-"] * self.nodes.numel() if column is None else _counts(column)
 
-    def _skews(self) -> list[str]:
-        if self.label_skew is None:
-            return self._or_dashes(None)
-        return ["-" if skew != skew else f"{skew:.3f}" for skew in self.label_skew.tolist()]  # NaN != NaN
+def _told(number: float) -> str:
+    return f"{number:,}" if isinstance(number, int) else "-" if math.isnan(number) else f"{number:.3f}"
 
 
 def _tally_edges(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -120,22 +132,6 @@ def _tally_edges(graph: Graph, assignment: Tensor, num_parts: int) -> tuple[Tens
     for first in range(0, num_parts, kernels.PARTS_AT_ONCE):
         kernels.tally(*csr, first, seen, inside, halo, isolated)
     return torch.from_numpy(inside), torch.from_numpy(halo), torch.from_numpy(isolated)
-
-
-def _counts(column: Tensor) -> list[str]:
-    return [f"{count:,}" for count in column.tolist()]
-
-
-def _table(columns: list[tuple[str, list[str]]]) -> list[str]:
-    """The lines of a right-aligned table, the heading first."""
-    shown = [[title, *cells[:MAX_ROWS]] for title, cells in columns]
-    widths = [max(map(len, column)) for column in shown]
-    lines = [
-        "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
-        for row in zip(*shown, strict=True)
-    ]
-    hidden = len(columns[0][1]) - MAX_ROWS
-    return [*lines, f"... and {hidden:,} more parts"] if hidden > 0 else lines
 
 
 def train_mask_of(graph: Graph) -> Tensor | None:
@@ -163,3 +159,110 @@ def label_skew(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor | Non
     counts = torch.bincount(cell, minlength=num_parts * classes.numel()).view(num_parts, -1).double()
     whole = counts.sum(0) / counts.sum()
     return (counts / counts.sum(1, keepdim=True) - whole).abs().sum(1) / 2
+
+
+def against_averaging(graph: Graph, partition: Partition, lost: float) -> str | None:
+    """Return why models should not be averaged alone on these parts, and what to do; None where that loses little.
+
+    It reads no edge, so that a fit can ask for it.
+
+    Args:
+        graph: The whole graph.
+        partition: The rank of every node.
+        lost: The share of training nodes without any neighbour in what their rank holds.
+    """
+    num_parts = partition.num_parts
+    skew = label_skew(graph, partition.assignment, num_parts)
+    excess = beyond_chance(graph, skew, train_nodes_of(graph, partition.assignment, num_parts), partition.counts())
+    parts_differ, edges_lost = excess is not None and excess >= DIFFERENT, lost >= LOST
+    if not (parts_differ or edges_lost):
+        return None
+    reason = about_labels(excess) if parts_differ else f"{lost:.0%} of the training nodes lost all their neighbours."
+    return f"{reason} {strategy(graph, parts_differ, edges_lost)}"
+
+
+def advise(graph: Graph, report: PartitionReport) -> list[str]:
+    """Say what the figures of a partition show, and which strategy to use."""
+    excess = beyond_chance(graph, report.label_skew, report.train_nodes, report.nodes)
+    isolated = int(report.isolated_nodes.sum()) / max(graph.num_nodes, 1)
+    parts_differ, edges_lost = excess is not None and excess >= DIFFERENT, isolated >= LOST
+    return [
+        about_labels(excess),
+        f"{report.cut_ratio:.0%} of the edges are cut. {isolated:.1%} of the nodes lost all their neighbours, "
+        + ("too many to ignore." if edges_lost else "which are few."),
+        strategy(graph, parts_differ, edges_lost, report.cut_ratio, are_known=excess is not None),
+        *_about_training_nodes(report),
+    ]
+
+
+def beyond_chance(graph: Graph, skew: Tensor | None, train_nodes: Tensor | None, nodes: Tensor) -> float | None:
+    """Return the mean label skew of parts, less what parts drawn at random would have; None without labels.
+
+    A part with ``n`` labelled nodes drawn at random has a skew of about ``sum_c sqrt(q_c (1 - q_c) / (2 pi n))``,
+    where ``q_c`` is the share of class ``c``. That is much if training nodes are few.
+    """
+    y, mask = labels_of(graph), train_mask_of(graph)
+    if skew is None or y is None:
+        return None
+    labelled = y >= 0 if train_nodes is None or mask is None else (y >= 0) & mask
+    shares = y[labelled].unique(return_counts=True)[1].double() / labelled.sum()
+    counts = (nodes if train_nodes is None else train_nodes).double()
+    chance = (shares * (1 - shares)).sqrt().sum() / (2 * math.pi * counts.clamp(min=1)).sqrt()
+    weight = counts / counts.sum()
+    return float(((skew.nan_to_num() - chance) * weight).sum())
+
+
+def about_labels(excess: float | None) -> str:
+    """Say how much the labels of parts differ."""
+    if excess is None:
+        return "Without labels (one integer per node) it cannot be told whether the parts are alike."
+    if excess >= DIFFERENT:
+        return f"The parts hold different labels: {excess:.2f} of label skew beyond chance, in the mean."
+    return f"The parts look alike: {max(excess, 0.0):.2f} of label skew beyond chance, in the mean."
+
+
+def strategy(
+    graph: Graph, parts_differ: bool, edges_lost: bool, cut_ratio: float = 0.0, *, are_known: bool = True
+) -> str:
+    """Advise on the strategy."""
+    if parts_differ:
+        for_good = ", and with boundary=Halo(2, seed_hops=1) parts that have to stay lose less"
+        correction = _HALF if edges_lost else "LLCGStrategy(clock)"
+        return (
+            f"Exchange gradients every step (GrappaStrategy()), or meet rarely with {correction}, which corrects the "
+            "drift. Do not average alone here; SuperNodePartitioner() makes parts that one can average"
+            f"{'' if have_names(graph.types) else for_good}."
+        )
+    if edges_lost:
+        return (
+            f"{_HALF}: its correction sees the edges that are cut. To average alone, "
+            "keep more of them: SuperNodePartitioner(). With gradients every step (GrappaStrategy()), use "
+            "MetisPartitioner(), or holding=Holding(Rotate())."
+        )
+    if not are_known:
+        return (
+            "GrappaStrategy() loses nothing where parts differ. LocalSGDStrategy(EverySteps(16)) sends least, and is "
+            "enough if they are alike, as those of SuperNodePartitioner() mostly are."
+        )
+    if cut_ratio >= MANY:
+        return (
+            "LocalSGDStrategy(EverySteps(16)) sends least, and such parts can be averaged, but training on them alone "
+            f"misses {cut_ratio:.0%} of the edges, and parts that missed 67 to 87 % lost 1 to 8 points. Keep the edges "
+            'by boundary="auto", the default, or cut fewer, and compare with one process.'
+        )
+    return "LocalSGDStrategy(EverySteps(16)) is enough: averaging loses little on such parts, and sends least."
+
+
+def _about_training_nodes(report: PartitionReport) -> list[str]:
+    if report.train_nodes is None:
+        return ["There is no train_mask, so how training nodes are shared is not known."]
+    most, mean = int(report.train_nodes.max()), float(report.train_nodes.double().mean())
+    if not bool(report.train_nodes.all()):
+        part = int((report.train_nodes == 0).nonzero()[0])
+        return [f'Part {part} has no training node, so training would stop: MetisPartitioner(balance="train").']
+    if most > UNEVEN * mean:
+        return [
+            f"The largest part has {most:,} training nodes, {most / mean:.1f} times the mean, and sets the number of "
+            'steps. With METIS, balance="train" evens them out.'
+        ]
+    return []

@@ -148,16 +148,14 @@ class NodesOfType:
         """All arrays with one number per node, such as labels and masks, checked, of all nodes of the type."""
         small = {name: rows for name, rows in self.files.arrays.items() if _is_small(name, rows)}
         found = {name: self._loaded(rows) for name, rows in small.items()}
-        if "y" in found and found["y"].dim() == 2:  # OGB's labels have shape (N, 1)
-            found["y"] = convert.as_classes(found["y"]) if self.files.source.suffix in PYG else found["y"][:, 0]
+        if "y" in found and found["y"].dim() == 2 and self.files.source.suffix not in PYG:
+            found["y"] = found["y"][:, 0]
         arrays = convert.with_masks(found, self.part.num_all)
         convert.check_rows("node", arrays, self.part.num_all)
         if self.split:
             arrays |= dealt(arrays, self.part.num_all, self.split, self.seed)
-        convert.check_arrays(arrays, check_features=True, float_labels=self.float_labels)
-        arrays = self._without_unlabelled(arrays)
-        convert.warn_of_overlaps(arrays)
-        return arrays
+        how = {"check_features": True, "float_labels": self.float_labels}
+        return convert.learnable(arrays, str(self.files.source), **how, without=self._without_label(arrays))
 
     def _loaded(self, rows: RowFiles) -> Tensor:
         return rows.as_tensor(rows.read(0, rows.shape[0]))
@@ -166,16 +164,13 @@ class NodesOfType:
         """The rows of the nodes that are prepared, of arrays of all nodes."""
         return arrays
 
-    def _without_unlabelled(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The arrays with masks that leave out nodes whose label is NaN, also if ``y`` is not in memory."""
-        if not has_fractions(self.files):
-            return arrays
-        if "y" in arrays:
-            return convert.without_unlabelled(arrays, str(self.files.source))
+    def _without_label(self, arrays: dict[str, Tensor]) -> Tensor | None:
+        """Which nodes have NaN for a label, if ``y`` is not in memory and may have any."""
+        if "y" in arrays or not has_fractions(self.files):
+            return None
         y = self.files.arrays["y"]
         found = [convert.is_unlabelled(y.as_tensor(piece)) for _, piece in self.pieces("y", y)]
-        without = torch.cat([torch.empty(0, dtype=torch.bool), *found])
-        return convert.without_unlabelled(arrays, str(self.files.source), without)
+        return torch.cat([torch.empty(0, dtype=torch.bool), *found])
 
     def pieces(self, name: str, rows: RowFiles) -> Iterator[tuple[int, Column]]:
         """Yield the rows of an array, checked, and the node of the first of each piece."""

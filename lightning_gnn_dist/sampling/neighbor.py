@@ -95,13 +95,13 @@ class NeighborSampler:
         asked, fanouts, kinds = check_bulk(graph, seeds, keys), self.of_types(graph.types), edge_types_of(graph.types)
         draws = bool((fanouts >= 0).any())
         weights = None if self.weight is None else weights_of(graph, self.weight, draws=draws)
-        of_edges, rule, is_typed = kinds if len(kinds) else None, Rule(weights, self.replace), have_names(graph.types)
-
-        def drawn(ids: Tensor, key: BatchKey) -> Sample:
-            how = Draws(of_edges, fanouts, typed_keys(*key, *fanouts.shape), rule)
-            return sample_hops(graph, ids, len(fanouts), sample, how, with_kinds=is_typed)
-
-        return [drawn(ids, key) for ids, key in asked]
+        of_edges, rule = kinds if len(kinds) else None, Rule(weights, self.replace)
+        how = [Draws(of_edges, fanouts, typed_keys(*key, *fanouts.shape), rule) for _, key in asked]
+        is_typed = have_names(graph.types)
+        return [
+            sample_hops(graph, ids, len(fanouts), sample, draws, with_kinds=is_typed)
+            for (ids, _), draws in zip(asked, how, strict=True)
+        ]
 
     def of_types(self, types: TypeNames) -> Array:
         """The numbers of each hop and edge type, int64, shape (hops, types); those of other types are refused.

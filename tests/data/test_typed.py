@@ -97,7 +97,7 @@ def test_parts_are_those_of_the_graph_without_types(boundary: Boundary, holding:
         kinds = typed.types.edge_type[other.edge_arrays["edge_place"]]
         assert part.types.num_edges == tuple(torch.bincount(kinds.long(), minlength=8).tolist())
         for kind, arrays in part.types.node_arrays.items():
-            ids = typed.types.to_global(kind, arrays["n_id"])
+            ids = arrays["n_id"] + typed.types.nodes_of(kind).start
             assert part.node_arrays["n_id"][part.types.nodes_of(kind)].equal(ids)
             assert arrays["x"].equal(typed.types.node_arrays[kind]["x"][arrays["n_id"]])
 

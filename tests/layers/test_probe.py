@@ -98,7 +98,7 @@ def test_a_model_that_sees_farther_is_told_so(model: Any) -> None:
     data = graph_data()
     with pytest.warns(UserWarning, match=FARTHER):
         trainer(1).test(model().double(), data, verbose=False)
-    assert data.exactness.probe.difference is None  # the next run looks anew
+    assert data.exactness.difference is None  # the next run looks anew
 
 
 def test_a_prediction_is_told_of_and_one_in_a_batch_of_the_whole_graph_is_not() -> None:
@@ -192,7 +192,7 @@ def on_two_ranks(rank: int, world_size: int, folder: str | None = None) -> list[
             else lgd.PartitionedDataModule(folder, sampler=sampler, evaluation=evaluation)
         )
         differ: list[bool] = []
-        module.on_test_end = lambda data=data, differ=differ: differ.append(data.exactness.probe.difference is not None)
+        module.on_test_end = lambda data=data, differ=differ: differ.append(data.exactness.difference is not None)
         run = trainer(world_size, lgd.GrappaStrategy(**PATIENCE))
         told = messages(lambda module=module, run=run, data=data: run.test(module, data, verbose=False))
         found.append((len(told), *differ))

@@ -1,6 +1,5 @@
 """How far models see: rows are those of one forward of the whole graph, and deeper models are told of."""
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,7 +21,6 @@ from torch_geometric.nn import (
     MixHopConv,
     PNAConv,
     SAGEConv,
-    Sequential,
     SGConv,
     SSGConv,
     TAGConv,
@@ -37,39 +35,11 @@ from tests.layers.models import NUM_CLASSES, NUM_FEATURES, Judged, graph_of, who
 from tests.ranks import run_ranks
 
 SAMPLER = lgd.NeighborSampler([3, 3])
-CHAINS: dict[str, Callable[[], nn.Module]] = {  # made where they are asked for: every rank imports this file
-    "SAGE": lambda: nn.ModuleList([SAGEConv(8, 8), SAGEConv(8, 8), SAGEConv(8, 4)]),
-    "GAT": lambda: nn.ModuleList([GATConv(8, 4, heads=2), GATConv(8, 4, heads=2), GATConv(8, 3)]),
-    "sequential": lambda: Sequential("x, edge_index", [(SAGEConv(8, 8), "x, edge_index -> x")] * 3),
-}
-NO_CHAINS: dict[str, Callable[[], nn.Module]] = {
-    "two": lambda: nn.ModuleList([SAGEConv(8, 8), SAGEConv(8, 4)]),
-    "side by side": lambda: nn.ModuleList([GCNConv(8, 4), GCNConv(8, 4), GCNConv(8, 4)]),
-    "linear": lambda: nn.ModuleList([nn.Linear(8, 8)] * 5),
-    "of PyG": lambda: GraphSAGE(8, 8, num_layers=2),
-}
-
-
-@pytest.mark.parametrize("name", CHAINS)
-def test_a_list_that_may_be_a_chain_brings_a_warning(name: str) -> None:
-    chain = CHAINS[name]()
-    with pytest.warns(UserWarning, match=r"convs has 3 message-passing layers, .* draws 2 hops"):
-        check_depth(nn.ModuleDict({"convs": chain}), 2, SAMPLER)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_depth(chain, 3, SAMPLER)
 
 
 def test_a_model_of_pyg_with_more_layers_than_hops_is_refused() -> None:
     with pytest.raises(ValueError, match=r"net \(GraphSAGE\) has num_layers=3, and NeighborSampler.* draws 2 hops"):
         check_depth(nn.ModuleDict({"net": GraphSAGE(8, 8, 3, 4)}), 2, SAMPLER)
-
-
-@pytest.mark.parametrize("name", NO_CHAINS)
-def test_what_may_be_right_is_left_alone(name: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        check_depth(NO_CHAINS[name](), 2, SAMPLER)
 
 
 NUM_NODES, WIDTH = 300, 5

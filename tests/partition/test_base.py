@@ -66,7 +66,6 @@ if kaminpar.is_available():
     _OF_KAMINPAR = [
         lgd.KaMinParPartitioner(),
         lgd.KaMinParPartitioner("train", imbalance=0.0),
-        lgd.KaMinParPartitioner("edges"),
         lgd.SuperNodePartitioner(24, lgd.KaMinParPartitioner()),
     ]
 PARTITIONERS: list[Partitioner] = [

@@ -18,9 +18,9 @@ from lightning_gnn_dist.cli.options import parser
 from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.graph.graph import bytes_of_part
 from lightning_gnn_dist.partition import default, kaminpar, metis
-from lightning_gnn_dist.partition.advice import advise, beyond_chance
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.default import default_partitioner
+from lightning_gnn_dist.partition.partition_report import advise, beyond_chance
 
 
 def take_metis_away(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from functools import partial
 from itertools import product
 from math import ceil
 from pathlib import Path
@@ -113,11 +114,10 @@ def test_metis_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 needs_it = pytest.mark.skipif(not kaminpar.is_available(), reason="KaMinPar is not installed")
 
 
-@pytest.mark.parametrize("with_weights", [False, True])
-def test_the_file_holds_every_edge_both_ways_once(with_weights: bool, tmp_path: Path) -> None:
+def test_the_file_holds_every_edge_both_ways_once(tmp_path: Path) -> None:
     graph = random_directed()
     file = tmp_path / "graph"
-    undirected(graph, lambda start: _file(file, start, with_weights=with_weights))
+    undirected(graph, partial(_file, file))
     receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
     pairs = {frozenset(edge) for edge in zip(graph.indices.tolist(), receivers.tolist(), strict=True)}
     around: list[set[int]] = [set() for _ in range(graph.num_nodes)]
@@ -128,27 +128,23 @@ def test_the_file_holds_every_edge_both_ways_once(with_weights: bool, tmp_path: 
     content = file.read_bytes()
     version, num_nodes, num_edges = np.frombuffer(content, np.uint64, 3).tolist()
     starts = np.frombuffer(content, np.uint64, num_nodes + 1, 24).tolist()
-    assert (version, num_nodes, num_edges) == (9 if with_weights else 11, graph.num_nodes, sum(map(len, around)))
+    assert (version, num_nodes, num_edges) == (11, graph.num_nodes, sum(map(len, around)))
     for node, neighbors in enumerate(around):
         count = (starts[node + 1] - starts[node]) // 4
         assert set(np.frombuffer(content, np.uint32, count, starts[node]).tolist()) == neighbors
         assert count == len(neighbors)
-    rest = np.frombuffer(content[starts[-1] :], np.int64).tolist()
-    assert rest == ([1 + len(neighbors) for neighbors in around] if with_weights else [])
+    assert len(content) == starts[-1]
 
 
 @needs_it
-def test_it_cuts_fewer_edges_and_evens_out_what_it_is_told() -> None:
+def test_it_cuts_fewer_edges() -> None:
     graph = lgd.communities(3000, 4, num_features=2, homophily=0.9)
-    cut = {name: lgd.KaMinParPartitioner(balance=name)(graph, 6, 0) for name in ("nodes", "edges")}
+    cut = lgd.KaMinParPartitioner()(graph, 6, 0)
     at_random, streamed = (
         each(graph, 6, 0).report(graph).cut_ratio for each in (lgd.RandomPartitioner(), lgd.StreamingPartitioner())
     )
-    assert all(each.report(graph).cut_ratio < min(0.6 * at_random, streamed) for each in cut.values())
-    assert cut["nodes"].counts().max() <= 1.03 * 500
-    edges = {name: torch.zeros(6).index_add_(0, each.assignment, graph.degrees() + 1.0) for name, each in cut.items()}
-    assert edges["edges"].max() <= 1.03 * edges["edges"].mean() + graph.degrees().max()
-    assert edges["edges"].max() - edges["edges"].min() < edges["nodes"].max() - edges["nodes"].min()
+    assert cut.report(graph).cut_ratio < min(0.6 * at_random, streamed)
+    assert cut.counts().max() <= 1.03 * 500
 
 
 def test_without_it_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

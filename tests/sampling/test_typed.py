@@ -76,9 +76,9 @@ def check_is_the_subgraph(data: HeteroData, kind: str, seeds: torch.Tensor, num_
     graph = lgd.Graph.from_pyg(data, edge_ids=True, check_features=False)
     types = graph.types
     assert types is not None
-    apart = take_apart(graph, draw(graph, types.to_global(kind, seeds), [-1] * num_hops))
+    apart = take_apart(graph, draw(graph, seeds + types.nodes_of(kind).start, [-1] * num_hops))
     whole = data.to_homogeneous(node_attrs=[], edge_attrs=[], add_node_type=False)
-    ids = types.to_global(kind, seeds)
+    ids = seeds + types.nodes_of(kind).start
     nodes = k_hop_subgraph(ids, num_hops, whole.edge_index, num_nodes=graph.num_nodes)[0]
     inner = k_hop_subgraph(ids, num_hops - 1, whole.edge_index, num_nodes=graph.num_nodes)[0] if num_hops > 1 else ids
     for name, found in zip(types.node_types, apart.nodes, strict=True):

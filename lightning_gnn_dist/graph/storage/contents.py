@@ -41,7 +41,7 @@ def check_edges(
 
     Args:
         folder: The saved graph.
-        names: The arrays with one number per row, as :func:`short_arrays` lists them.
+        names: The arrays with one number per row.
         checksums: The checksum of every array by name; None for one that was saved without.
         num_senders: The senders of edges must lie below this. None stands for the number of rows.
     """
@@ -53,11 +53,6 @@ def check_edges(
         if name not in ("indptr", "indices") and checksums[name] is not None:
             for _ in _pieces(NpyFile.of(folder / f"{name}.npy"), checksums[name]):
                 pass
-
-
-def short_arrays(entries: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The names of arrays with one number per row, except those of links, which are checked when links are opened."""
-    return [name for name, entry in entries.items() if len(entry["shape"]) == 1 and not name.startswith("links/")]
 
 
 def verify(folder: Path, checksums: Mapping[str, str | None]) -> None:

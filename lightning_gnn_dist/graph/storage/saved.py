@@ -46,7 +46,7 @@ def save_graph(graph: Graph, path: Path, beside: Mapping[str, Tensor], *, overwr
     check_arrays(beside=beside, arrays=arrays)  # they may have changed
     check_form(graph.indptr, graph.indices)
     graph.types.check_fits(graph.num_nodes, graph.num_edges)
-    graph.types.check_lengths()
+    graph.types.__post_init__()
     graph.check_edges()
     if graph.path is not None and path.resolve() == graph.path:
         raise ValueError(f"The graph is read from {path} itself: save it to another path.")

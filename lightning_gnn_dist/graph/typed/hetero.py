@@ -39,16 +39,30 @@ def graph_of(data: Any, *, check_features: bool, float_labels: bool, edge_ids: b
     # always seen.
     of_all = [*nodes.values(), *edges.values()]
     needed = {name for content in of_all for name, value in content.items() if isinstance(value, Tensor)} | {time}
-    found, links = {}, {}
+    found, links = dict[str, NodeTable](), dict[EdgeType, EdgeTable]()
     for kind, content in nodes.items():
         with within(kind):
-            found[kind] = _nodes(kind, content, needed, check_features, float_labels)
+            tensors = dict(tensors_of(content, needed))
+            count = count_of(content, tensors)
+            arrays = convert.with_masks(tensors, count)
+            convert.check_each_name(arrays, allowed=())
+            convert.check_rows("node", arrays, count)
+            is_target = float_labels and (not kind or ("y" in arrays and arrays["y"].is_floating_point()))
+            of = f"type {kind!r}" if kind else "the graph"
+            arrays = convert.learnable(arrays, of, check_features=check_features, float_labels=is_target)
+            found[kind] = NodeTable(count, arrays)
     labels = [table.arrays["y"] for table in found.values() if "y" in table.arrays]
     if float_labels and any(nodes) and not any(y.is_floating_point() for y in labels):
         raise ValueError("float_labels says that a y is a target of regression, but no node type has a y of fractions.")
     for edge_type, content in edges.items():
         with within(edge_type):
-            links[edge_type] = _edges(content, needed, check_features, edge_ids)
+            edge_index = edge_index_of(content)
+            arrays = {name: array.contiguous() for name, array in tensors_of(content, needed)}
+            convert.check_each_name(arrays, allowed=())
+            for name, array in arrays.items() if check_features else ():
+                convert.check_finite(array, name=name, row="edge")
+            ids = {convert.EDGE_IDS: torch.arange(edge_index.shape[1])} if edge_ids else {}
+            links[edge_type] = EdgeTable(edge_index, ids | arrays)
     if not any(nodes):
         convert.check_names(*(t.arrays for t in found.values()), *(t.arrays for t in links.values()))
     return typed_graph(*build(found, links, time))
@@ -69,21 +83,6 @@ def contents_of(data: Data | HeteroData) -> tuple[dict[str, Content], dict[EdgeT
     return {k: data[k].to_dict() for k in data.node_types}, {k: data[k].to_dict() for k in data.edge_types}
 
 
-def _nodes(kind: str, content: Content, needed: Needed, check_features: bool, float_labels: bool) -> NodeTable:
-    tensors = dict(tensors_of(content, needed))
-    count = count_of(content, tensors)
-    arrays = convert.with_masks(tensors, count)
-    convert.check_each_name(arrays, allowed=())
-    convert.check_rows("node", arrays, count)
-    if "y" in arrays:
-        arrays["y"] = convert.as_classes(arrays["y"])
-    is_target = float_labels and (not kind or ("y" in arrays and arrays["y"].is_floating_point()))
-    convert.check_arrays(arrays, check_features=check_features, float_labels=is_target)
-    arrays = convert.without_unlabelled(arrays, f"type {kind!r}" if kind else "the graph")
-    convert.warn_of_overlaps(arrays)
-    return NodeTable(count, arrays)
-
-
 def count_of(content: Content, tensors: Mapping[str, Tensor]) -> int:
     """The number of nodes: as the data says, or as its arrays show."""
     if (count := content.get("num_nodes")) is not None:
@@ -93,16 +92,6 @@ def count_of(content: Content, tensors: Mapping[str, Tensor]) -> int:
     if not lengths:
         raise ValueError("nothing says how many nodes there are: set data.num_nodes.")
     return lengths[0]
-
-
-def _edges(content: Content, needed: Needed, check_features: bool, edge_ids: bool) -> EdgeTable:
-    edge_index = edge_index_of(content)
-    arrays = {name: array.contiguous() for name, array in tensors_of(content, needed)}
-    convert.check_each_name(arrays, allowed=())
-    for name, array in arrays.items() if check_features else ():
-        convert.check_finite(array, name=name, row="edge")
-    ids = {convert.EDGE_IDS: torch.arange(edge_index.shape[1])} if edge_ids else {}
-    return EdgeTable(edge_index, ids | arrays)
 
 
 def edge_index_of(content: Content) -> Tensor:

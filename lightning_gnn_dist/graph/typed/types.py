@@ -102,7 +102,22 @@ class GraphTypes:
                 raise ValueError(
                     f"senders must begin at 0 and not fall, with one more than node types, got {shown(of)}."
                 )
-        self.check_lengths()
+        kinds = edge_type_dtype(len(self.edge_types))
+        if self.edge_type.dtype != kinds or self.edge_type.shape != (sum(self.num_edges),):
+            raise ValueError(
+                f"edge_type must hold {kinds}, one number for each of {sum(self.num_edges)} edges, got "
+                f"{shown(self.edge_type)}."
+            )
+        for kind, arrays in self.node_arrays.items():
+            with within(kind):
+                if kind:  # others have been checked together with those of edges
+                    convert.check_each_name(arrays, allowed=("n_id",))
+                convert.check_rows("node", arrays, len(self.nodes_of(kind)))
+        for edge_type, count in zip(self.edge_types, self.num_edges, strict=True):
+            with within(edge_type):
+                if any(edge_type):
+                    convert.check_each_name(self.edge_arrays[edge_type], allowed=())
+                convert.check_rows("edge", self.edge_arrays[edge_type], count)
 
     @property
     def metadata(self) -> tuple[list[str], list[EdgeType]]:
@@ -131,17 +146,6 @@ class GraphTypes:
         """The ids in the graph of all nodes of a type."""
         number = _number(node_type, self.node_types, "node")
         return range(self.offsets[number], self.offsets[number + 1])
-
-    def to_global(self, node_type: str, ids: Tensor) -> Tensor:
-        """The ids in the graph of some nodes of a type, given by their ids in it."""
-        nodes = self.nodes_of(node_type)
-        check_ids("ids", ids)
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(nodes):
-            raise ValueError(
-                f"ids of the node type {node_type!r} must lie in [0, {len(nodes)}), got {int(ids.min())} to "
-                f"{int(ids.max())}."
-            )
-        return ids.to(torch.int64) + nodes.start
 
     def to_local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """For ids in the graph, the place of each node's type in ``node_types``, and its id in that type."""
@@ -246,27 +250,6 @@ class GraphTypes:
         more: dict[str, Any] = {} if self.sender_offsets is None else {"senders": list(self.sender_offsets)}
         more |= {} if self.tables is None else {"tables": self.tables.about}
         return {"nodes": sizes, "edges": edges, "time": self.time} | more
-
-    def check_lengths(self) -> None:
-        """Refuse arrays without a row for each node, or edge, of their type, and names that no file can have."""
-        kinds = edge_type_dtype(len(self.edge_types))
-        if self.edge_type.dtype != kinds or self.edge_type.shape != (sum(self.num_edges),):
-            raise ValueError(
-                f"edge_type must hold {kinds}, one number for each of {sum(self.num_edges)} edges, got "
-                f"{shown(self.edge_type)}."
-            )
-        for kind, arrays in self.node_arrays.items():
-            with within(kind):
-                if kind:  # others have been checked together with those of edges
-                    convert.check_each_name(arrays, allowed=("n_id",))
-                convert.check_rows("node", arrays, len(self.nodes_of(kind)))
-                convert.check_masks(arrays)
-                convert.check_scales(arrays)
-        for edge_type, count in zip(self.edge_types, self.num_edges, strict=True):
-            with within(edge_type):
-                if any(edge_type):
-                    convert.check_each_name(self.edge_arrays[edge_type], allowed=())
-                convert.check_rows("edge", self.edge_arrays[edge_type], count)
 
     def check_fits(self, num_nodes: int, num_edges: int) -> None:
         """Refuse types of a graph of other size."""

@@ -302,13 +302,9 @@ def test_ids_of_a_type_and_of_the_graph() -> None:
     types = types_of(Graph.from_pyg(small()))
     assert types.num_nodes == {"paper": 12, "author": 7, "venue": 3} and types.offsets == (0, 12, 19, 22)
     assert types.nodes_of("author") == range(12, 19)
-    ids = types.to_global("author", torch.tensor([6, 0]))
-    assert ids.tolist() == [18, 12]
     number, local = types.to_local(torch.tensor([18, 0, 21]))
     assert (number.tolist(), local.tolist()) == ([1, 0, 2], [6, 0, 2])
     assert types.metadata == small().metadata()
-    with pytest.raises(ValueError, match=r"ids of the node type 'author' must lie in \[0, 7\), got 7 to 7"):
-        types.to_global("author", torch.tensor([7]))
     with pytest.raises(ValueError, match=r"ids must lie in \[0, 22\), got 22"):
         types.to_local(torch.tensor([22]))
     with pytest.raises(ValueError, match=r"node_type must be one of \['paper', 'author', 'venue'\], got 'film'"):
@@ -332,7 +328,7 @@ def test_the_part_of_some_nodes_is_pygs_subgraph(at_once: int, monkeypatch: pyte
     data = small()
     graph = Graph.from_pyg(data, edge_ids=True)
     types, picked = types_of(graph), {"paper": torch.tensor([1, 2, 5, 6, 11]), "author": torch.tensor([0, 3, 4, 6])}
-    nodes = torch.cat([types.to_global(kind, ids) for kind, ids in picked.items()])
+    nodes = torch.cat([ids + types.nodes_of(kind).start for kind, ids in picked.items()])
     part = graph.induced(nodes)
     part.check_edges()
     found, expected = part.to_pyg(), data.subgraph(picked | {"venue": torch.empty(0, dtype=torch.int64)})
