@@ -457,7 +457,8 @@ class LocalGraph(GraphAccess):
         self.running_part()  # whose nodes ``uncovered`` counts
         uncovered, seeds = self.uncovered
         judge = extension("advice on averaging")
-        reason: str | None = judge(self.graph, self.plan.by_rank(), uncovered / max(seeds, 1))
+        parts = self.plan.by_rank()
+        reason: str | None = judge(self.graph, parts.assignment, parts.num_parts, uncovered / max(seeds, 1))
         return reason
 
     # Training nodes.

@@ -20,7 +20,6 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import labels_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition import kernels
-from lightning_gnn_dist.partition.base import Partition
 
 MAX_ROWS = 64  # parts that str() lists; a partition into super-nodes can have thousands
 DIFFERENT = 0.15  # label skew beyond chance, in the mean over training nodes
@@ -161,19 +160,19 @@ def label_skew(graph: Graph, assignment: Tensor, num_parts: int) -> Tensor | Non
     return (counts / counts.sum(1, keepdim=True) - whole).abs().sum(1) / 2
 
 
-def against_averaging(graph: Graph, partition: Partition, lost: float) -> str | None:
+def against_averaging(graph: Graph, assignment: Tensor, num_parts: int, lost: float) -> str | None:
     """Return why models should not be averaged alone on these parts, and what to do; None where that loses little.
 
     It reads no edge, so that a fit can ask for it.
 
     Args:
         graph: The whole graph.
-        partition: The rank of every node.
+        assignment: The rank of every node.
+        num_parts: How many ranks.
         lost: The share of training nodes without any neighbour in what their rank holds.
     """
-    num_parts = partition.num_parts
-    skew = label_skew(graph, partition.assignment, num_parts)
-    excess = beyond_chance(graph, skew, train_nodes_of(graph, partition.assignment, num_parts), partition.counts())
+    skew, nodes = label_skew(graph, assignment, num_parts), torch.bincount(assignment, minlength=num_parts)
+    excess = beyond_chance(graph, skew, train_nodes_of(graph, assignment, num_parts), nodes)
     parts_differ, edges_lost = excess is not None and excess >= DIFFERENT, lost >= LOST
     if not (parts_differ or edges_lost):
         return None
