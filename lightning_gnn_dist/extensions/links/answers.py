@@ -7,6 +7,7 @@ Judged are rows: of each question at its time, and of each receiver at the time 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,11 +18,12 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.extensions.links.best import NONE
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.links.bounds import LinkBounds
-from lightning_gnn_dist.extensions.links.link_sampler import RootSampler, edges_at
-from lightning_gnn_dist.extensions.links.task import AskedEdges, WholeEdges, check_held_back
-from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, check_event_samplers
+from lightning_gnn_dist.extensions.links.link_sampler import edges_at
+from lightning_gnn_dist.extensions.links.ranking import NONE
+from lightning_gnn_dist.extensions.links.task import WholeEdges, check_held_back
+from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, check_event_samplers, sample_at
 from lightning_gnn_dist.graph.graph import Graph, with_arrays_of_types
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, ASKED, TIME, TableTask
@@ -31,6 +33,46 @@ from lightning_gnn_dist.homes.access import graph_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.layers.choice import Judged, Targets, is_limited
 from lightning_gnn_dist.sampling.base import Sampler
+
+ANSWERS, LEFT = "edge_label_answers", "edge_label_left"
+
+
+@dataclass(frozen=True, eq=False)
+class RootSampler:
+    """Samples the trees of nodes at times of their own, of both ends of edges. A seed is the number of one of them.
+
+    Args:
+        sampler: Draws the trees.
+        nodes: The roots.
+        times: Their times.
+        answers: The right pairs by the ids in their types, in the order of the first ones, shape (2, n).
+        first: The id in the graph of the first of these in its type.
+        target_type: The number of the edge type that these pairs are of.
+        num_batches: How many batches a pass has. Each says how many are left after it.
+    """
+
+    sampler: TemporalSampler
+    nodes: Tensor
+    times: Tensor
+    answers: Tensor
+    first: int
+    target_type: int
+    num_batches: int = 0
+
+    @property
+    def num_hops(self) -> int:
+        return self.sampler.num_hops
+
+    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
+        return [self._sample(graph, *of) for of in zip(seeds, keys, strict=True)]
+
+    def _sample(self, graph: Graph, ids: Tensor, batch_key: BatchKey) -> Sample:
+        ids = ids[self.nodes[ids].argsort(stable=True)]  # as batches have nodes of several types
+        sample = sample_at(self.sampler, graph, self.nodes[ids], self.times[ids], batch_key)
+        answers = self.answers[:, torch.isin(self.answers[0], self.nodes[ids] - self.first)]
+        left = torch.tensor([self.num_batches - 1 - batch_key.batch])
+        extra = {**sample.extra, ANSWERS: answers, LEFT: left}
+        return sample._replace(extra=extra, is_constant=False, target_type=self.target_type)
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,14 +181,14 @@ class AnswerEdges(WholeEdges):
     Args:
         home: Where the graph lives.
         values: Refuses bad values in what is learned from.
-        asked: Which edges batches ask for.
+        num_negatives: False receivers for each answer that is learned.
         answers: The task.
     """
 
     probes = False  # a model says nothing of pairs where rows are judged
 
-    def __init__(self, home: LocalGraph, values: ValueCheck, asked: AskedEdges, answers: Answers) -> None:
-        super().__init__(home, values, asked, None)
+    def __init__(self, home: LocalGraph, values: ValueCheck, num_negatives: int, answers: Answers) -> None:
+        super().__init__(home, values, answers.links, num_negatives, None)
         self._answers = answers
 
     def check(self, rows: Graph) -> None:
@@ -183,7 +225,7 @@ class AnswerEdges(WholeEdges):
         def sampler(more_hops: int) -> Sampler:
             of_trees = self.home.running.sampler_of_evaluation(more_hops)
             assert isinstance(of_trees, TemporalSampler)
-            return roots(of_trees, target_type=self.asked.ends.target_type.number)
+            return roots(of_trees, target_type=self.ends.kinds[0])
 
         told = (
             f"{name} asks {int(mask.sum())} questions of {asked.task.name!r}, and with receivers has {len(nodes)} rows"

@@ -63,6 +63,11 @@ class LinkBounds:
         return cls(about["undirected"], named[0], named[1], about["labels"], starts, about["time"], about["until"])
 
     @property
+    def receiver_type(self) -> str:
+        """The node type that edges lead to; without a name in a graph without types."""
+        return "" if self.edge_type is None else self.edge_type[2]
+
+    @property
     def about(self) -> dict[str, Any]:
         """What the index of shards says."""
         held = {name: starts.tolist() for name, starts in self.held.items()}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_true_or_false, check_word, shown
-from lightning_gnn_dist.extensions.links.link_sampler import TargetType, edges_at
+from lightning_gnn_dist.extensions.links.link_sampler import edges_at
 from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
 from lightning_gnn_dist.extensions.temporal.times import check_times
 from lightning_gnn_dist.graph.convert import EDGE_IDS
@@ -28,12 +28,12 @@ class LinkEnds(NamedTuple):
     Attributes:
         senders: The ids in the graph of all nodes that may send.
         receivers: Those of all nodes that may receive.
-        target_type: The edge type of the links.
+        kinds: The number of the edge type of the links, and that of the one that has them turned round, if there is.
     """
 
     senders: range
     receivers: range
-    target_type: TargetType
+    kinds: tuple[int, ...]
 
     def in_graph(self, edges: Tensor) -> Tensor:
         """Edges, shape ``(2, n)``, by the ids in the graph of their ends, given by the ids in their types."""
@@ -67,9 +67,8 @@ class LinkEnds(NamedTuple):
 def ends_of(types: TypeRanges, edge_type: EdgeType | None, reverse: EdgeType | None = None) -> LinkEnds:
     """The ends of the links of an edge type; in a graph without types of all links."""
     kind = edge_type or types.edge_types[0]
-    turned = None if reverse is None else types.edge_types.index(reverse)
-    target_type = TargetType(types.edge_types.index(kind), turned)
-    return LinkEnds(types.nodes_of(kind[0]), types.nodes_of(kind[2]), target_type)
+    kinds = [types.edge_types.index(each) for each in (kind, reverse) if each is not None]
+    return LinkEnds(types.nodes_of(kind[0]), types.nodes_of(kind[2]), tuple(kinds))
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,13 +19,14 @@ from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.extensions.links.answers import AnswerEdges, Answers
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
-from lightning_gnn_dist.extensions.links.recommending import Recommended
+from lightning_gnn_dist.extensions.links.ranking import BestLinks
 from lightning_gnn_dist.extensions.links.task import (
-    AskedEdges,
     EdgeTask,
     WholeEdges,
     check_settings_of_edges,
+    negatives_of,
     sampler_of_events,
+    without_labels,
 )
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
@@ -128,8 +130,8 @@ class LinkDataModule(GraphDataModule):
         boundary = boundary_of(boundary, Isolated() if is_for_parts else Fetch())  # which loses nothing
         known = _known(split, folder, task)
         is_whole = isinstance(known, LinkSplit | Answers)
-        links, types = (known.links, known.graph.types) if is_whole else known.links()
-        asked, time = AskedEdges.of(links, types, num_negatives), links.time
+        links = known.links
+        num_negatives, time = negatives_of(links, num_negatives), links.time
         if isinstance(known, Answers):
             time, sampler = TIME, sampler or extension("task of a database")(known.graph.types.tables, task)
         settings = BatchSettings(
@@ -145,7 +147,7 @@ class LinkDataModule(GraphDataModule):
         running, values = RunContext(settings), ValueCheck(is_on=settings.loading.check_values)
         if not is_whole:
             known.refuse_to_cut(partitioner, holding)
-            super().__init__(known.edges(running, boundary, values, asked))
+            super().__init__(known.edges(running, boundary, values, num_negatives))
             return
         graph = known.graph
         if links.edge_type is not None and graph.types.seeds is None:
@@ -153,11 +155,14 @@ class LinkDataModule(GraphDataModule):
         if partitioner is None and boundary.sees_whole_graph:
             partitioner = RandomPartitioner()
         check_typed(graph.types, settings, boundary, graph)
-        how: Any = {"fingerprint": known.fingerprint, "shown": asked.shown}
+        how: Any = {"fingerprint": known.fingerprint, "shown": partial(without_labels, links)}
         home = LocalGraph(graph, running, partitioner, holding, boundary, None, **how)
         _check_parts(home.holding)
-        whole = home, values, asked
-        learned = AnswerEdges(*whole, known) if isinstance(known, Answers) else WholeEdges(*whole, known)
+        learned: EdgeTask = (
+            AnswerEdges(home, values, num_negatives, known)
+            if isinstance(known, Answers)
+            else WholeEdges(home, values, links, num_negatives, known)
+        )
         learned.check(graph)
         super().__init__(learned)
 
@@ -188,7 +193,7 @@ class LinkDataModule(GraphDataModule):
         some, ids = self.predicted, questions.cpu()
         return (ids if some is None else Lookup(some - self._home.ids.start)(ids)[0]).numpy()
 
-    def named(self, found: Recommended, ids_of: str | Path | None = None) -> dict[str, NDArray[Any]]:
+    def named(self, found: BestLinks, ids_of: str | Path | None = None) -> dict[str, NDArray[Any]]:
         """Return what is recommended as columns of a table: question, sender, time, receiver and score.
 
             pandas.DataFrame(data.named(trainer.predict(model, data)[-1]))  # the last batch has all of its rank
@@ -197,7 +202,7 @@ class LinkDataModule(GraphDataModule):
             found: What a model recommends.
             ids_of: The prepared graph whose ids nodes have. Default: the graph.
         """
-        check_instance("found", found, Recommended, "what trainer.predict(...)[-1] returns of a task that recommends")
+        check_instance("found", found, BestLinks, "what trainer.predict(...)[-1] returns of a task that recommends")
         if self.task is None:
             raise ValueError("named() is of what a task recommends, and a split has none: use best_links(...).")
         folder = None if ids_of is None else check_path("ids_of", ids_of)
@@ -208,7 +213,7 @@ class LinkDataModule(GraphDataModule):
     def num_negatives(self) -> int:
         """False receivers for each training edge."""
         assert isinstance(self._task, EdgeTask)
-        return self._task.asked.num_negatives
+        return self._task.num_negatives
 
 
 def _known(split: object, folder: Any, task: str | None) -> Any:

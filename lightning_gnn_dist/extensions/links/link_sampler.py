@@ -29,39 +29,15 @@ from lightning_gnn_dist.sampling.turns import Steps, answered, at_once
 
 # They take the place of the hop in a key, so that these draws and those of a sampler never share one.
 FALSE_ENDS, DIRECTION = -1, -2
+Kinds = tuple[int, ...]  # the number of the edge type of targets, and that of its reverse, if there is one
 _OF_EDGES = "indices", "edge_ids", "edge_weight", "edge_kinds"  # arrays of a sample with a row for each edge
-
-
-class TargetType(NamedTuple):
-    """The edge type of the targets.
-
-    Attributes:
-        number: Its place among the edge types.
-        reverse: The place of the edge type that has the same links turned round, if there is one.
-    """
-
-    number: int = 0
-    reverse: int | None = None
-
-    def shows(self, graph: Graph, sample: Sample) -> Tensor:
-        """Which edges of a sample could give a target away: a bool for each."""
-        kinds = kinds_of(graph, sample)
-        return kinds == self.number if self.reverse is None else (kinds == self.number) | (kinds == self.reverse)
-
-    @property
-    def numbers(self) -> list[int]:
-        """The places of both edge types."""
-        return [self.number] if self.reverse is None else [self.number, self.reverse]
-
-
-ONE_TYPE = TargetType()  # of a graph that has one
 
 
 def positions_of_links(
     graph: Graph,
     owner: Tensor,
     undirected: bool,
-    target_type: TargetType = ONE_TYPE,
+    kind: int = 0,
     *,
     loops: bool = False,
     across: bool = False,
@@ -72,7 +48,7 @@ def positions_of_links(
         graph: The graph that has the edges.
         owner: A number for every node; nodes with a negative one have no owner.
         undirected: Whether the graph has every edge in both directions; then only one of them is returned.
-        target_type: The type whose edges are returned.
+        kind: The number of the type whose edges are returned.
         loops: Whether self-loops are returned, too.
         across: Whether edges are returned whose receiver alone has an owner, or another one than the sender.
     """
@@ -81,7 +57,7 @@ def positions_of_links(
         is_inside = ((owner[sender] == owner[receiver]) | across) & (owner[receiver] >= 0)
         return is_inside & are_links(sender, receiver, undirected, loops=loops)
 
-    return positions_where(graph, is_chosen, target_type)
+    return positions_where(graph, is_chosen, kind)
 
 
 def are_links(sender: Tensor, receiver: Tensor, undirected: bool, *, loops: bool) -> Tensor:
@@ -89,15 +65,13 @@ def are_links(sender: Tensor, receiver: Tensor, undirected: bool, *, loops: bool
     return (sender < receiver if undirected else sender != receiver) | ((sender == receiver) & loops)
 
 
-def positions_where(
-    graph: Graph, is_chosen: Callable[[Tensor, Tensor], Tensor], target_type: TargetType = ONE_TYPE
-) -> Tensor:
+def positions_where(graph: Graph, is_chosen: Callable[[Tensor, Tensor], Tensor], kind: int = 0) -> Tensor:
     """The positions in ``indices`` of edges that are chosen by their senders and receivers, a bool for each."""
     found = [torch.empty(0, dtype=torch.int64)]
     for start in range(0, graph.num_edges, EDGES_AT_ONCE):
         positions = torch.arange(start, min(start + EDGES_AT_ONCE, graph.num_edges))
         if len(graph.types.edge_types) > 1:
-            positions = positions[graph.types.edge_type[positions] == target_type.number]
+            positions = positions[graph.types.edge_type[positions] == kind]
         found.append(positions[is_chosen(*edges_at(graph, positions))])
     return torch.cat(found)
 
@@ -118,7 +92,13 @@ def kinds_of(graph: Graph, sample: Sample) -> Tensor:
     return graph.types.edge_type[sample.edge_ids]
 
 
-def without_targets(graph: Graph, sample: Sample, ends: Tensor, target_type: TargetType = ONE_TYPE) -> Sample:
+def could_show(graph: Graph, sample: Sample, kinds: Kinds) -> Tensor:
+    """Which edges of a sample could give a target away: a bool for each."""
+    of_edges = kinds_of(graph, sample)
+    return (of_edges == kinds[0]) | (of_edges == kinds[-1])
+
+
+def without_targets(graph: Graph, sample: Sample, ends: Tensor, kinds: Kinds = (0,)) -> Sample:
     """The sample without the edges between these pairs of seeds, in either direction. ``ends`` are positions in it.
 
     Of a graph with types, edges of other types between them stay.
@@ -130,7 +110,7 @@ def without_targets(graph: Graph, sample: Sample, ends: Tensor, target_type: Tar
     number = torch.cat([ends[0] * num_seeds + ends[1], ends[1] * num_seeds + ends[0]])
     dropped = torch.zeros_like(sample.indices, dtype=torch.bool)
     dropped[:num_edges] = (columns < num_seeds) & torch.isin(rows * num_seeds + columns, number)
-    return without(sample, dropped & target_type.shows(graph, sample))
+    return without(sample, dropped & could_show(graph, sample, kinds))
 
 
 def without(sample: Sample, dropped: Tensor) -> Sample:
@@ -309,7 +289,7 @@ class OwnLinks:
     time: str | None = None
 
     def targets(
-        self, home: Home, seeds: Sequence[Tensor], keys: Sequence[BatchKey], kind: TargetType = ONE_TYPE
+        self, home: Home, seeds: Sequence[Tensor], keys: Sequence[BatchKey], number: int = 0
     ) -> Steps[list[Targets]]:
         """What each batch asks for.
 
@@ -317,9 +297,9 @@ class OwnLinks:
             home: The graph that has the edges.
             seeds: The seeds of each batch.
             keys: The key of each batch.
-            kind: The type of the edges.
+            number: That of the type of the edges.
         """
-        places, number = [ids - self.first for ids in seeds], kind.number
+        places = [ids - self.first for ids in seeds]
         edges = [self._ends(home, *of) for of in zip(seeds, places, keys, strict=True)]
         carried = [rows_at(self.carried, places_of(home.rows, number, at)) if self.carried else {} for at in places]
         wanted = FalseEnds([ends[:1] for ends in edges], seeds, keys, self.num_negatives, self.candidates, number)
@@ -407,7 +387,7 @@ def trees_around(
     sampler: TemporalSampler,
     targets: Sequence[Targets],
     keys: Sequence[BatchKey],
-    target_type: TargetType,
+    kinds: Kinds,
 ) -> Steps[Found]:
     """The trees of the ends of each batch's targets, and the places of these roots.
 
@@ -417,12 +397,12 @@ def trees_around(
     roots = [Roots.of(of.pairs, of.said[name_of_targets(time)]) for of in targets]
     samples = yield from home.draw_at(sampler, [of.nodes for of in roots], [of.times for of in roots], keys)
     if sampler.equal and samples:
-        between = [_between_ends(home, *of, target_type) for of in zip(samples, roots, targets, strict=True)]
-        samples = yield from _without_now(home, time, samples, between, target_type)
+        between = [_between_ends(home, *of, kinds) for of in zip(samples, roots, targets, strict=True)]
+        samples = yield from _without_now(home, time, samples, between, kinds)
     return [(sample, of.ends) for sample, of in zip(samples, roots, strict=True)]
 
 
-def _between_ends(home: Home, sample: Sample, roots: Roots, asked: Targets, target_type: TargetType) -> Tensor:
+def _between_ends(home: Home, sample: Sample, roots: Roots, asked: Targets, kinds: Kinds) -> Tensor:
     """The places of a sample's edges between the ends of a target, in a tree of that target."""
     row = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff().to(torch.int64))
     sent = torch.stack([sample.nodes[sample.indices], sample.nodes[row]])
@@ -431,26 +411,26 @@ def _between_ends(home: Home, sample: Sample, roots: Roots, asked: Targets, targ
     of_edges, of_targets = place.split([len(of) for of in numbers])
     tree, count = sample.extra["batch"][row], known.numel()
     is_between = torch.isin(tree * count + of_edges, roots.ends.view(-1) * count + of_targets)
-    return (is_between & target_type.shows(home.rows, sample)).nonzero().view(-1)
+    return (is_between & could_show(home.rows, sample, kinds)).nonzero().view(-1)
 
 
 def _without_now(
-    home: Home, time: str, samples: Sequence[Sample], places: Sequence[Tensor], target_type: TargetType
+    home: Home, time: str, samples: Sequence[Sample], places: Sequence[Tensor], kinds: Kinds
 ) -> Steps[list[Sample]]:
     """The samples without those of some edges of each whose times are those of their trees."""
     some = list(zip(samples, places, strict=True))
     ids = torch.cat([sample.edge_ids[at].to(torch.int64) for sample, at in some if sample.edge_ids is not None])
-    kinds = torch.cat([kinds_of(home.rows, sample)[at] for sample, at in some])
+    of_edges = torch.cat([kinds_of(home.rows, sample)[at] for sample, at in some])
     times = torch.empty_like(ids)
-    for number in target_type.numbers:
-        of_kind = yield from home.times_of_edges(number, time, ids[kinds == number])
-        times[kinds == number] = as_integers(of_kind)
+    for number in kinds:
+        of_kind = yield from home.times_of_edges(number, time, ids[of_edges == number])
+        times[of_edges == number] = as_integers(of_kind)
     left = []
-    for (sample, at), of_edges in zip(some, times.split(list(map(len, places))), strict=True):
+    for (sample, at), when in zip(some, times.split(list(map(len, places))), strict=True):
         row = torch.searchsorted(sample.indptr, at.to(sample.indptr.dtype), right=True) - 1
         now = sample.extra[SEED_TIME][sample.extra["batch"][row]]
         dropped = torch.zeros(sample.indices.numel(), dtype=torch.bool)
-        dropped[at] = of_edges == as_integers(now)
+        dropped[at] = when == as_integers(now)
         left.append(without(sample, dropped))
     return left
 
@@ -466,13 +446,13 @@ class LinkSampler:
     Args:
         sampler: Draws the neighbourhoods of the ends.
         links: The edges: those of the graph, or held ones.
-        target_type: The edge type of the targets.
+        kinds: The number of the edge type of the targets, and of the one that has them turned round, if there is one.
         rows: The graph in RAM to look up edges and draw negatives in, if the sampled graph is a copy on a device.
     """
 
     sampler: Sampler
     links: OwnLinks | HeldLinks
-    target_type: TargetType = ONE_TYPE
+    kinds: Kinds = (0,)
     rows: Graph | None = None
 
     @property
@@ -492,13 +472,12 @@ class LinkSampler:
 
         Of shards that takes one turn for negatives, seldom two, one for each hop, and one for equal times.
         """
-        drawn, kind = self.sampler, self.target_type
-        targets = yield from self.links.targets(home, seeds, keys, kind)
-        if isinstance(drawn, TemporalSampler):
-            found = yield from trees_around(home, drawn, targets, keys, kind)
+        targets = yield from self.links.targets(home, seeds, keys, self.kinds[0])
+        if isinstance(self.sampler, TemporalSampler):
+            found = yield from trees_around(home, self.sampler, targets, keys, self.kinds)
         else:
             found = yield from self._around(home, targets, keys)
-        number = kind.number if have_names(home.rows.types) else None
+        number = self.kinds[0] if have_names(home.rows.types) else None
         return [
             sample._replace(extra={**sample.extra, **of.in_batch(ends)}, is_constant=False, target_type=number)
             for (sample, ends), of in zip(found, targets, strict=True)
@@ -512,47 +491,6 @@ class LinkSampler:
         for sample, (_, places), of in zip(samples, seeds, targets, strict=True):
             ends = places.to(sample.nodes.device)
             if isinstance(self.links, OwnLinks):
-                sample = without_targets(home.rows, sample, ends[:, : of.num_edges], self.target_type)
+                sample = without_targets(home.rows, sample, ends[:, : of.num_edges], self.kinds)
             found.append((sample, ends))
         return found
-
-
-ANSWERS, LEFT = "edge_label_answers", "edge_label_left"
-
-
-@dataclass(frozen=True, eq=False)
-class RootSampler:
-    """Samples the trees of nodes at times of their own, of both ends of edges. A seed is the number of one of them.
-
-    Args:
-        sampler: Draws the trees.
-        nodes: The roots.
-        times: Their times.
-        answers: The right pairs by the ids in their types, in the order of the first ones, shape (2, n).
-        first: The id in the graph of the first of these in its type.
-        target_type: The number of the edge type that these pairs are of.
-        num_batches: How many batches a pass has. Each says how many are left after it.
-    """
-
-    sampler: TemporalSampler
-    nodes: Tensor
-    times: Tensor
-    answers: Tensor
-    first: int
-    target_type: int
-    num_batches: int = 0
-
-    @property
-    def num_hops(self) -> int:
-        return self.sampler.num_hops
-
-    def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        return [self._sample(graph, *of) for of in zip(seeds, keys, strict=True)]
-
-    def _sample(self, graph: Graph, ids: Tensor, batch_key: BatchKey) -> Sample:
-        ids = ids[self.nodes[ids].argsort(stable=True)]  # as batches have nodes of several types
-        sample = sample_at(self.sampler, graph, self.nodes[ids], self.times[ids], batch_key)
-        answers = self.answers[:, torch.isin(self.answers[0], self.nodes[ids] - self.first)]
-        left = torch.tensor([self.num_batches - 1 - batch_key.batch])
-        extra = {**sample.extra, ANSWERS: answers, LEFT: left}
-        return sample._replace(extra=extra, is_constant=False, target_type=self.target_type)

@@ -279,12 +279,12 @@ def _check_hidden(split: LinkSplit, edges: Edges) -> None:
                 + "give that array another name, or leave it out."
             )
     for name, held in split.edges.items() if split.time is None else ():  # a seed does not see events of its own time
-        kind, ends = edges.ends.target_type, edges.ends.in_graph(held)
+        kinds, ends = edges.ends.kinds, edges.ends.in_graph(held)
         found = torch.zeros(held.shape[1], dtype=torch.bool)
         for both in (ends, ends.flip(0)) if split.undirected else (ends,):
-            found |= has_edges(edges.graph, both, kind.number)
-            if kind.reverse is not None:
-                found |= has_edges(edges.graph, both.flip(0), kind.reverse)
+            found |= has_edges(edges.graph, both, kinds[0])
+            if edges.reverse is not None:
+                found |= has_edges(edges.graph, both.flip(0), kinds[1])
         if bool(found.any()):
             sender, receiver = held[:, found][:, 0].tolist()
             raise ValueError(
@@ -297,7 +297,7 @@ def _check_hidden(split: LinkSplit, edges: Edges) -> None:
 def _check_reverses(edges: Edges) -> None:
     """Refuse edges without a reverse. Only some are checked: all would read the whole graph at every opening."""
     links = edges.some_links(_EDGES_TO_CHECK)
-    alone = ~has_edges(edges.graph, links.flip(0), edges.ends.target_type.number)
+    alone = ~has_edges(edges.graph, links.flip(0), edges.ends.kinds[0])
     if bool(alone.any()):
         sender, receiver = edges.ends.in_types(links)[:, alone][:, 0].tolist()
         raise ValueError(
@@ -322,7 +322,7 @@ def _check_rivals(split: LinkSplit, edges: Edges) -> None:
             continue  # they are edges of other times
         places = torch.arange(0, negatives.numel(), 1 + negatives.numel() // _NEGATIVES_TO_CHECK)
         false = in_graph(torch.stack([held[0][places // negatives.shape[1]], negatives.flatten()[places]]))
-        is_true = has_edges(edges.graph, false, edges.ends.target_type.number)
+        is_true = has_edges(edges.graph, false, edges.ends.kinds[0])
         is_true |= torch.isin(numbers_of(false, size, undirected=both), torch.cat(all_held))
         if bool(is_true.any()):
             sender, receiver = edges.ends.in_types(false)[:, is_true][:, 0].tolist()

@@ -13,11 +13,9 @@ RelBench divides so, where ``RetrievalMAP`` of torchmetrics divides by the right
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from torch_geometric.data import HeteroData
@@ -25,8 +23,7 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities import dim_zero_cat
 
 from lightning_gnn_dist.checks import check_at_least
-from lightning_gnn_dist.extensions.links.best import Best
-from lightning_gnn_dist.graph.storage.row_file import rows_of
+from lightning_gnn_dist.extensions.links.ranking import BestLinks
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.layers.choice import share_of
 from lightning_gnn_dist.wire.collectives import rank, world_size
@@ -45,29 +42,6 @@ class Said(NamedTuple):
 
     questions: Tensor
     receivers: Tensor
-
-
-class Recommended(NamedTuple):
-    """What is recommended to questions.
-
-    Attributes:
-        questions: Their ids in the task, the rows of its table, increasing, shape ``(n,)``.
-        receivers: For each the ``k`` receivers with the highest scores, the best first, shape ``(n, k)``; -1 where
-            there are fewer.
-        scores: Their scores, minus infinity where there are fewer.
-    """
-
-    questions: Tensor
-    receivers: Tensor
-    scores: Tensor
-
-    @property
-    def records(self) -> NDArray[Any]:
-        """The receivers and their scores as records ``receiver`` and ``score``, shape ``(n, k)``."""
-        scores = rows_of(self.scores, len(self.scores))
-        found = np.empty(scores.shape, [("receiver", np.int64), ("score", scores.dtype)])
-        found["receiver"], found["score"] = self.receivers.cpu().numpy(), scores
-        return found
 
 
 class RecommendingHead(nn.Module):
@@ -106,7 +80,7 @@ class RecommendingHead(nn.Module):
         """Let the metrics see a batch."""
         metrics.update(said, batch)
 
-    def answer(self, said: Said, batch: HeteroData) -> Recommended:
+    def answer(self, said: Said, batch: HeteroData) -> BestLinks:
         """What is recommended to this rank's share of questions, after its last batch; to none before. Collective."""
         left = int(batch[self.task.answers].edge_label_left)
         if left + 1 != self._left:  # the first batch of a pass, or of one after a pass that was broken off
@@ -114,8 +88,7 @@ class RecommendingHead(nn.Module):
         self._left = left
         self.ranking.update(said, batch)
         if left:
-            nobody = Best.none(0, self.task.k, said.receivers[:0])
-            return Recommended(batch[self.task.name].n_id[:0], *nobody)
+            return BestLinks.none(batch[self.task.name].n_id[:0], self.task.k, said.receivers[:0])
         found = self.ranking.own_share()
         self.ranking.reset()
         return found
@@ -133,7 +106,7 @@ class MeanAveragePrecision(Metric):
     """MAP@k of all receivers, exact on any number of ranks: what each computes is the rows of its share, once.
 
     Ranks exchange rows, as many numbers as questions and receivers have, and each scores all pairs, in blocks. What is
-    found for each question stays in ``questions``, their ids in the task, and ``best``, ids and scores of receivers.
+    found for each question stays in ``best``.
 
     Args:
         answers: The edge type of the answers.
@@ -148,8 +121,7 @@ class MeanAveragePrecision(Metric):
         super().__init__()
         check_at_least(1, k=k)
         self.answers, self.k = answers, k
-        self.questions: Tensor | None = None
-        self.best: Best | None = None
+        self.best: BestLinks | None = None
         for name in ("asked", "known"):
             for part in _PARTS:
                 self.add_state(f"{name}_{part}", [], dist_reduce_fx="cat")
@@ -167,15 +139,15 @@ class MeanAveragePrecision(Metric):
 
     def compute(self) -> Tensor:
         (asked, questions, asked_at), (known, receivers, known_at) = map(self._sorted, ("asked", "known"))
-        best = Best.none(len(questions), self.k, known[:0])
+        best = BestLinks.none(questions, self.k, known[:0])
         for time in asked_at.unique():
             at, of_time = (asked_at == time).nonzero().view(-1), known_at == time
             ids, rows = receivers[of_time], known[of_time]
             for some in at.split(max(1, _AT_ONCE // max(1, len(ids)))):
-                found = Best.none(len(some), self.k, rows[:0]).or_better(ids, asked[some] @ rows.T)
-                best.ids[some], best.scores[some] = found
-        self.questions, self.best = questions, best
-        return average_precision(questions, best.ids, dim_zero_cat(self.right))
+                found = BestLinks.none(questions[some], self.k, rows[:0]).or_better(ids, asked[some] @ rows.T)
+                best.receivers[some], best.scores[some] = found[1:]
+        self.best = best
+        return average_precision(questions, best.receivers, dim_zero_cat(self.right))
 
     def _sorted(self, name: str) -> list[Tensor]:
         """Rows, ids and times, in the order of the ids, which decides between equal scores."""
@@ -183,13 +155,12 @@ class MeanAveragePrecision(Metric):
         order = found[1].argsort(stable=True)
         return [array[order] for array in found]
 
-    def own_share(self) -> Recommended:
+    def own_share(self) -> BestLinks:
         """Return what is recommended to this rank's share of the questions. Collective."""
         self.compute()
-        assert self.questions is not None and self.best is not None
-        share = share_of(len(self.questions), world_size(), rank())
-        found = (array[share.start : share.stop] for array in (self.questions, *self.best))
-        return Recommended(*found)
+        assert self.best is not None
+        share = share_of(len(self.best.senders), world_size(), rank())
+        return BestLinks(*(array[share.start : share.stop] for array in self.best))
 
 
 def average_precision(questions: Tensor, found: Tensor, right: Tensor) -> Tensor:

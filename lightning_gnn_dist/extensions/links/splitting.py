@@ -262,7 +262,7 @@ class Splitting:
             there = times_of_receivers(graph, self._time, self._edges.kind[2])
             avoided, candidates = edges, Candidates.of(ends.receivers, there, ends.receivers.start)
             at = Moments(time_order(graph, self._time), as_integers(times))
-        drawn_by = key(self._seed, 0, 0, FALSE_ENDS), candidates, ends.target_type.number, at
+        drawn_by = key(self._seed, 0, 0, FALSE_ENDS), candidates, ends.kinds[0], at
         drawn, without = draw_receivers(graph, avoided, ids, count, *drawn_by)
         if without.numel():
             sender = int(edges[0][without[0]]) - ends.senders.start

@@ -11,9 +11,10 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batches import Deal, Learning
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
+from lightning_gnn_dist.extensions.links.bounds import LinkBounds
 from lightning_gnn_dist.extensions.links.link_sampler import HeldLinks, are_links, positions_where
 from lightning_gnn_dist.extensions.links.negatives import Candidates
-from lightning_gnn_dist.extensions.links.task import AskedEdges, EdgeTask
+from lightning_gnn_dist.extensions.links.task import EdgeTask
 from lightning_gnn_dist.extensions.shards.home import ShardHome
 from lightning_gnn_dist.extensions.shards.links import held_of_shard, own_share
 from lightning_gnn_dist.extensions.shards.temporal import prepare_times, times_of_all_nodes
@@ -29,15 +30,16 @@ class ShardEdges(EdgeTask):
     Args:
         home: Where the graph lives.
         values: Refuses bad values in what is learned from.
-        asked: Which edges batches ask for.
+        links: What is asked of them.
+        num_negatives: False receivers for each that is learned.
     """
 
     home: ShardHome
     probes = False  # a rank knows the ends of its own held edges alone
     _way_to_hold = "divide split_edges(graph, {name}=0.1), which holds some back."
 
-    def __init__(self, home: ShardHome, values: ValueCheck, asked: AskedEdges) -> None:
-        super().__init__(home, values, asked)
+    def __init__(self, home: ShardHome, values: ValueCheck, links: LinkBounds, num_negatives: int) -> None:
+        super().__init__(home, values, links, num_negatives)
         self._found: Tensor | None = None
         self._held: dict[str, HeldLinks] = {}
         self._candidates: Candidates | None = None  # of false receivers by time
@@ -70,9 +72,9 @@ class ShardEdges(EdgeTask):
 
     def _receivers(self) -> Candidates:
         """Return the nodes that false receivers are drawn from; by time, since when they are there. Collective."""
-        rows, receivers, times = self.rows(), self.asked.ends.receivers, None
-        kind = self.asked.receiver_type
-        if (time := self.asked.links.time) is not None:
+        rows, receivers, times = self.rows(), self.ends.receivers, None
+        kind = self.links.receiver_type
+        if (time := self.links.time) is not None:
             prepare_times(self.home.graph(), time)
             if times_of_receivers(rows, time, kind) is not None:
                 times = times_of_all_nodes(self.home.graph(), rows.types.node_types.index(kind), time)
@@ -80,11 +82,11 @@ class ShardEdges(EdgeTask):
 
     def held(self, name: str) -> HeldLinks:
         if name not in self._held:
-            links, run = self.asked.links, self.home.running
+            links, run = self.links, self.home.running
             shard, channel, starts = self.home.shard, self.home.graph().channel, links.held[name]
             copy, num_copies = run.rank // channel.size, run.num_ranks // channel.size
             share, numbers = own_share(held_of_shard(shard, links, name), starts, channel, copy, num_copies)
-            self._held[name] = self.asked.held(*share, numbers.start)
+            self._held[name] = self.held_links(*share, numbers.start)
         return self._held[name]
 
     def first_edge(self) -> int:
@@ -93,9 +95,9 @@ class ShardEdges(EdgeTask):
         Of a graph with types, the rows of each node type follow each other in the whole graph, shard after shard.
         """
         shard, types = self.home.shard, self.home.types
-        if self.asked.links.edge_type is None:
+        if self.links.edge_type is None:
             return shard.first_edge
-        kind = self.asked.links.edge_type[2]
+        kind = self.links.edge_type[2]
         before = types.node_types[: types.node_types.index(kind)]
         first = 0
         for (_, _, target), starts in zip(types.edge_types, types.edges, strict=True):
@@ -129,7 +131,7 @@ class ShardEdges(EdgeTask):
     def _marked(self) -> Tensor:
         """Return where all edges into the own shard that are learned stand in the whole graph, increasing."""
         if self._found is None:
-            links, rows, graph = self.asked.links, self.rows(), self.home.graph()
+            links, rows, graph = self.links, self.rows(), self.home.graph()
 
             def is_chosen(senders: Tensor, receivers: Tensor) -> Tensor:
                 ends = senders, graph.ids_of_own(receivers)
@@ -138,8 +140,8 @@ class ShardEdges(EdgeTask):
                     ends = torch.where(is_odd, ends[1], ends[0]), torch.where(is_odd, ends[0], ends[1])
                 return are_links(*ends, links.undirected, loops=links.labels is not None)
 
-            found = positions_where(rows, is_chosen, self.asked.ends.target_type)
-            self._found = self.asked.of_labels_and_times(rows, found) + self.first_edge()
+            found = positions_where(rows, is_chosen, self.ends.kinds[0])
+            self._found = self.of_labels_and_times(rows, found) + self.first_edge()
         return self._found
 
     def _is_own(self, part: Graph) -> Tensor:

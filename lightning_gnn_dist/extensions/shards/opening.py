@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from lightning_gnn_dist.boundary.boundary import Boundary
@@ -10,10 +11,10 @@ from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.data.task import NodeTask
 from lightning_gnn_dist.extensions.links.bounds import LinkBounds
-from lightning_gnn_dist.extensions.links.task import AskedEdges
+from lightning_gnn_dist.extensions.links.task import without_labels
 from lightning_gnn_dist.extensions.shards.edges import ShardEdges
 from lightning_gnn_dist.extensions.shards.home import ShardHome
-from lightning_gnn_dist.extensions.shards.index import Bounds, TypedBounds
+from lightning_gnn_dist.extensions.shards.index import Bounds
 from lightning_gnn_dist.graph.storage.store import tables_at
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.value_check import ValueCheck
@@ -58,18 +59,20 @@ class Shards:
         bounds = bounds if kind is None else replace(bounds, types=bounds.types.with_seeds(kind))
         return NodeTask(ShardHome(self.path, bounds, running, boundary, coverage), values)
 
-    def links(self) -> tuple[LinkBounds, TypedBounds]:
-        """Return which edges it holds, and the types of its nodes."""
+    @property
+    def links(self) -> LinkBounds:
+        """Which edges it holds."""
         bounds = self._bounds_of_links()
         assert bounds.links is not None
-        return bounds.links, bounds.types
+        return bounds.links
 
-    def edges(self, running: RunContext, boundary: Boundary, values: ValueCheck, asked: AskedEdges) -> ShardEdges:
+    def edges(self, running: RunContext, boundary: Boundary, values: ValueCheck, num_negatives: int) -> ShardEdges:
         """Return its edges as what is learned."""
         _check_settings_of_edges(running.settings, boundary)
-        hidden = None if asked.links.labels is None else asked.shown
-        home = ShardHome(self.path, self._bounds_of_links(), running, boundary, None, hidden)
-        return ShardEdges(home, values, asked)
+        bounds, links = self._bounds_of_links(), self.links
+        hidden = None if links.labels is None else partial(without_labels, links)
+        home = ShardHome(self.path, bounds, running, boundary, None, hidden)
+        return ShardEdges(home, values, links, num_negatives)
 
     def refuse_to_cut(self, partitioner: object, holding: Holding) -> None:
         """Refuse to cut a graph that is in shards."""

@@ -22,9 +22,9 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.extensions.databases.column_encoder import read_tables
 from lightning_gnn_dist.extensions.databases.shop import write_shop
+from lightning_gnn_dist.extensions.links.ranking import BestLinks
 from lightning_gnn_dist.extensions.links.recommending import (
     MeanAveragePrecision,
-    Recommended,
     RecommendingHead,
     Said,
     average_precision,
@@ -115,7 +115,7 @@ def judged(rank: int, world_size: int, path: str) -> tuple[dict[str, float], Any
     figures |= {"val": float(trainer.validate(module, data, verbose=False)[0]["map"])}
     trainer.test(module, data, verbose=False)
     assert module.map.best is not None
-    return figures, module.map.questions, module.map.best, module.asked
+    return figures, module.map.best.questions, module.map.best, module.asked
 
 
 class Tables:
@@ -177,7 +177,7 @@ def test_it_is_the_walk_by_hand(shop: Path) -> None:
         for figures, questions, found, _ in ranks:
             assert figures["map"] == pytest.approx(expected, abs=1e-6) and 0 < expected < 1
             assert figures["val"] == pytest.approx(of_val, abs=1e-6)
-            assert dict(zip(questions.tolist(), found.ids.tolist(), strict=True)) == best
+            assert dict(zip(questions.tolist(), found.receivers.tolist(), strict=True)) == best
         asked = [each for *_, of_rank in ranks for each in of_rank]
         right = [(question, receiver) for question, receiver, label in asked if label]
         assert set(right) == train and len(right) == sum(
@@ -194,7 +194,7 @@ class Recommends(Sums):
         super().__init__()
         self.head = RecommendingHead(read_tables(path), "buys", 2)
 
-    def predict_step(self, batch: Any) -> Recommended:
+    def predict_step(self, batch: Any) -> BestLinks:
         return self.head.answer(self.said(batch), batch)
 
 

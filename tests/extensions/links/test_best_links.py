@@ -23,7 +23,8 @@ from lightning_gnn_dist import (
     split_edges,
     through_layers,
 )
-from lightning_gnn_dist.extensions.links import search
+from lightning_gnn_dist.extensions.links import best_links as searching
+from lightning_gnn_dist.extensions.links.ranking import BestLinks
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
@@ -133,7 +134,7 @@ def known(split: LinkSplit, *names: str) -> Pairs:
     return found | ({(node, node) for node in range(split.graph.num_nodes)} if "self" in names else set())
 
 
-def as_pairs(found: search.BestLinks) -> Any:
+def as_pairs(found: BestLinks) -> Any:
     rows = zip(found.receivers.tolist(), found.scores.tolist(), strict=True)
     return [list(zip(*row, strict=True)) for row in rows]
 
@@ -143,7 +144,7 @@ ASKED = [7, 30, 0, 22, 39, 5, 11]
 
 def on_rank(rank: int, world_size: int, where: Any, typed: bool, folder: Path) -> dict[str, Any]:
     """Find links in small chunks; return this rank's share of them."""
-    search._AT_ONCE, search._OF_THE_BUDGET = 3, 2e-4
+    searching._AT_ONCE, searching._OF_THE_BUDGET = 3, 2e-4
     module = Films() if typed else Plain()
     strategy = GrappaStrategy(**PATIENCE) if world_size > 1 else "auto"
     running: dict[str, Any] = {"trainer": trainer(world_size, strategy), "model": module, "split": where}

@@ -134,7 +134,7 @@ class OnOneHost(WholeEdges):
         is_asked = torch.where((sender + receiver) % 2 == 1, sender > receiver, sender < receiver)
         if self._split.edge_type is not None:
             is_asked &= graph.types.edge_type == graph.types.edge_types.index(self._split.edge_type)
-        at = self.asked.of_labels_and_times(graph, is_asked.nonzero().view(-1))
+        at = self.of_labels_and_times(graph, is_asked.nonzero().view(-1))
         assert at.numel() == super().positions(graph, owner * 0).numel()
         return at[owner[receiver[at]] >= 0]
 
