@@ -86,11 +86,6 @@ class Edges:
     reverse: EdgeType | None = None
 
     @classmethod
-    def of(cls, graph: Graph, edge_type: EdgeType | None, reverse: EdgeType | None = None) -> Edges:
-        """Those of a type; None in a graph without types."""
-        return cls(graph, edge_type or graph.types.edge_types[0], reverse)
-
-    @classmethod
     def named(cls, graph: Graph, edge_type: object) -> Edges:
         """Those of the type whose links are predicted. A graph with types needs one, any other has none."""
         kinds = graph.types.edge_types
@@ -111,11 +106,6 @@ class Edges:
         return self.kind if have_names(self.graph.types) else None
 
     @property
-    def whose(self) -> str:
-        """How they are called in an error."""
-        return "edges" if self.edge_type is None else f"edges of type {self.kind}"
-
-    @property
     def ends(self) -> LinkEnds:
         """Between which nodes they are."""
         return ends_of(self.graph.types, self.kind, self.reverse)
@@ -123,19 +113,12 @@ class Edges:
     @cached_property
     def at(self) -> Tensor:
         """Their positions in ``indices``."""
-        types = self.graph.types
-        return torch.arange(self.graph.num_edges) if len(types.edge_types) == 1 else types.edges_of(self.kind)
+        return self.graph.types.edges_of(self.kind)
 
     @cached_property
     def links(self) -> Tensor:
         """Their ends, by ids in the graph, shape ``(2, n)``."""
-        return edges_of(self.graph) if len(self.graph.types.edge_types) == 1 else edges_at(self.graph, self.at)
-
-    def some_links(self, about: int) -> Tensor:
-        """The ends of about so many of them, evenly spread over the graph."""
-        if len(self.graph.types.edge_types) == 1:  # of which nobody lists all
-            return edges_at(self.graph, torch.arange(0, self.graph.num_edges, max(1, self.graph.num_edges // about)))
-        return edges_at(self.graph, self.at[:: max(1, self.at.numel() // about)].contiguous())
+        return edges_at(self.graph, self.at)
 
     def numbers(self, *, turned: bool = False) -> Tensor:
         """A number for each, or for what it is turned round."""
@@ -146,12 +129,13 @@ class Edges:
         """What they carry."""
         return self.graph.types.edge_arrays[self.kind]
 
-    def array(self, argument: str, name: str) -> Tensor:
+    def array(self, argument: str, name: str, way_out: str = " before Graph.from_pyg(data)") -> Tensor:
         """The array that an argument names; refused if they have none of that name."""
         if name not in self.arrays:
+            whose = "edges" if self.edge_type is None else f"edges of type {self.kind}"
             raise ValueError(
-                f"{argument} names {shown(name)}, and {self.whose} carry no array of that name (they have: "
-                f"{shown(sorted(self.arrays))}): set it in the data before Graph.from_pyg(data)."
+                f"{argument} names {shown(name)}, and {whose} carry no array of that name (they have: "
+                f"{shown(sorted(self.arrays))}): set it in the data{way_out}."
             )
         return self.arrays[name]
 
@@ -224,12 +208,6 @@ class Edges:
                     "reverse=None says that they are others."
                 )
         return found
-
-
-def edges_of(graph: Graph) -> Tensor:
-    """All senders and receivers: int64, shape ``(2, num_edges)``, in the order of ``graph.indices``."""
-    receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
-    return torch.stack([graph.indices.to(torch.int64), receivers])
 
 
 def numbers_of(links: Tensor, num_nodes: int, *, undirected: bool = False) -> Tensor:

@@ -302,10 +302,10 @@ class OwnLinks:
         places = [ids - self.first for ids in seeds]
         edges = [self._ends(home, *of) for of in zip(seeds, places, keys, strict=True)]
         carried = [rows_at(self.carried, places_of(home.rows, number, at)) if self.carried else {} for at in places]
-        wanted = FalseEnds([ends[:1] for ends in edges], seeds, keys, self.num_negatives, self.candidates, number)
+        times = None
         if self.time is not None:
-            times = [as_integers(rows[name_of_targets(self.time)]) for rows in carried]
-            wanted = wanted._replace(ends=edges, times=(self.time, times))
+            times = self.time, [as_integers(rows[name_of_targets(self.time)]) for rows in carried]
+        wanted = FalseEnds(edges, seeds, keys, self.num_negatives, self.candidates, number, times)
         false = yield from home.false_ends(wanted)
         return [Targets.of(*of) for of in zip(edges, false, carried, strict=True)]
 

@@ -24,6 +24,7 @@ from lightning_gnn_dist.extensions.links.edges import (
     numbers_of,
     without_reverse,
 )
+from lightning_gnn_dist.extensions.links.link_sampler import edges_at
 from lightning_gnn_dist.extensions.links.negatives import has_edges
 from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
 from lightning_gnn_dist.extensions.temporal.times import as_integers
@@ -296,7 +297,11 @@ def _check_hidden(split: LinkSplit, edges: Edges) -> None:
 
 def _check_reverses(edges: Edges) -> None:
     """Refuse edges without a reverse. Only some are checked: all would read the whole graph at every opening."""
-    links = edges.some_links(_EDGES_TO_CHECK)
+    num_edges = edges.graph.num_edges
+    if len(edges.graph.types.edge_types) == 1:  # nobody lists all
+        links = edges_at(edges.graph, torch.arange(0, num_edges, max(1, num_edges // _EDGES_TO_CHECK)))
+    else:
+        links = edges_at(edges.graph, edges.at[:: max(1, len(edges.at) // _EDGES_TO_CHECK)].contiguous())
     alone = ~has_edges(edges.graph, links.flip(0), edges.ends.kinds[0])
     if bool(alone.any()):
         sender, receiver = edges.ends.in_types(links)[:, alone][:, 0].tolist()

@@ -183,46 +183,25 @@ def _tried_places(keys: Array, ids: Array, draws: Array, bounds: Array, begin: i
 
 
 @inlined
-def _is_edge(rows: _Rows, sender: int, receiver: int) -> bool:
+def _is_there(rows: _Rows, sender: int, receiver: int, times: Array, i: int) -> bool:
+    """Whether there is such an edge; if there are times, at the ``i``-th."""
     found = False
     start, stop = max(rows.indptr[receiver], 0), min(rows.indptr[receiver + 1], len(rows.indices))
-    if len(rows.kinds) == 0:  # a loop of its own, which is faster
+    if len(times) == 0:  # a loop of its own, which is faster
         for at in range(start, stop):
-            found |= rows.indices[at] == sender
+            found |= rows.indices[at] == sender and (len(rows.kinds) == 0 or rows.kinds[at] == rows.kind)
         return found
     for at in range(start, stop):
-        found |= rows.indices[at] == sender and rows.kinds[at] == rows.kind
-    return found
-
-
-@inlined
-def _happened(rows: _Rows, sender: int, receiver: int, time: int) -> bool:
-    """Whether the sender sent something to the receiver at this time."""
-    found = False
-    start, stop = max(rows.indptr[receiver], 0), min(rows.indptr[receiver + 1], len(rows.indices))
-    for at in range(start, stop):
-        if rows.times[at] == time and (len(rows.kinds) == 0 or rows.kinds[at] == rows.kind):
+        if rows.times[at] == times[i] and (len(rows.kinds) == 0 or rows.kinds[at] == rows.kind):
             edge = start + rows.places[at] if len(rows.places) > 0 else at
             found |= rows.indices[edge] == sender
     return found
 
 
-@inlined
-def _is_there(rows: _Rows, sender: int, receiver: int, times: Array, i: int) -> bool:
-    """Whether there is such an edge; if there are times, at the ``i``-th."""
-    if len(times) == 0:
-        return _is_edge(rows, sender, receiver)
-    return _happened(rows, sender, receiver, times[i])
-
-
 @compiled
 def _has_edges(rows: _Rows, senders: Array, receivers: Array, times: Array, out: Array) -> None:
-    if len(times) == 0:  # a loop of its own, which is faster
-        for i in range(len(senders)):
-            out[i] = _is_edge(rows, senders[i], receivers[i])
-        return
     for i in range(len(senders)):
-        out[i] = _happened(rows, senders[i], receivers[i], times[i])
+        out[i] = _is_there(rows, senders[i], receivers[i], times, i)
 
 
 @compiled

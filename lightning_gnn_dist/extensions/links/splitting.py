@@ -36,6 +36,7 @@ from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.names import EdgeType
 
 SPLIT, FALSE_ENDS = range(2)  # what is drawn
+Places = dict[str, Tensor]  # by "val" and "test"
 Shares = Mapping[str, float | Tensor]  # by "val" and "test": of all, or which edges are marked
 
 
@@ -112,12 +113,7 @@ def _share(edges: Edges, name: str, share: float | str) -> float | Tensor:
     """A share, or a boolean for each edge from the array that is named."""
     if not isinstance(share, str):
         return float(share)
-    if share not in edges.arrays:
-        raise ValueError(
-            f"{name} names {shown(share)}, and {edges.whose} carry no array of that name (they have: "
-            f"{shown(sorted(edges.arrays))}): set it in the data, a boolean per edge, or give a share such as 0.1."
-        )
-    marks = edges.arrays[share]
+    marks = edges.array(name, share, ", a boolean per edge, or give a share such as 0.1")
     if marks.dtype != torch.bool or marks.dim() != 1:
         raise ValueError(f"{name}: {share} must hold one boolean for each edge, got {shown(marks)}.")
     return marks
@@ -155,40 +151,39 @@ class Splitting:
 
     def split(self, shares: Shares, negatives: int) -> LinkSplit:
         """Hold shares of the edges back, each with so many false receivers, where there are no labels."""
-        edges, arrays, time = self._edges, self._edges.arrays, self._time
-        if time is None:
-            graph, rows, ids = self._at_random(shares)
-        else:
-            rows = self._last(as_integers(arrays[time]), {name: float(share) for name, share in shares.items()})
-            graph, ids = _with_edges(edges.graph, torch.ones(edges.graph.num_edges, dtype=torch.bool)), rows
-        carried = arrays if self._labels is not None else {} if time is None else {time: arrays[time]}
-        held = {name: {array: of[at] for array, of in carried.items()} for name, at in rows.items() if carried}
-        ends, false = {name: edges.links[:, at] for name, at in rows.items()}, dict[str, Tensor]()
+        edges, time, ends = self._edges, self._time, self._edges.ends
+        graph, rows, ids = self._at_random(shares) if time is None else self._last(shares, time)
+        carried = edges.arrays if self._labels is not None else {} if time is None else {time: edges.arrays[time]}
+        arrays = {name: {array: of[at] for array, of in carried.items()} for name, at in rows.items() if carried}
+        false = dict[str, Tensor]()
         if self._labels is None:
-            times = {} if time is None else {name: arrays[time][at] for name, at in rows.items()}
-            false = {name: self._false_ends(ends[name], ids[name], times.get(name), negatives) for name in rows}
-        in_types = {name: edges.ends.in_types(of) for name, of in ends.items()}
+            false = {name: self._false_ends(at, ids[name], negatives) for name, at in rows.items()}
+        held = {name: ends.in_types(edges.links[:, at]) for name, at in rows.items()}
         of_types = self._undirected, edges.edge_type, edges.reverse
-        return LinkSplit(graph, in_types, false, *of_types, self._labels, held, time)
+        return LinkSplit(graph, held, false, *of_types, self._labels, arrays, time)
 
-    def _at_random(self, shares: Shares) -> tuple[Graph, dict[str, Tensor], dict[str, Tensor]]:
+    def _at_random(self, shares: Shares) -> tuple[Graph, Places, Places]:
         """Choose pairs of nodes: with labels all edges between them that are asked for, otherwise one of each.
 
         Return the graph without them, for each name their places among the edges of their
         type, and a number for each, by which false receivers are drawn.
         """
-        choice = self._pair[self._can_be_held].unique()
+        edges, choice = self._edges, self._pair[self._can_be_held].unique()
         held = self._marked(shares, choice) or self._dealt(shares, choice)
-        is_held, rows = torch.zeros_like(self._numbers, dtype=torch.bool), dict[str, Tensor]()
-        asked = self._asked.nonzero().view(-1)
-        first = torch.full_like(self._numbers, len(self._pair))
-        first = first.scatter_reduce(0, self._pair[asked], asked, "amin")
+        is_held, asked = torch.zeros_like(self._numbers, dtype=torch.bool), self._asked.nonzero().view(-1)
+        is_held[torch.cat([choice[:0], *held.values()])] = True
+        of_asked, rows = self._pair[asked], Places()
+        first = torch.full_like(self._numbers, len(self._pair)).scatter_reduce(0, of_asked, asked, "amin")
         for name, pairs in held.items():
-            is_held[pairs] = True
-            rows[name] = first[pairs] if self._labels is None else asked[torch.isin(self._pair[asked], pairs)]
-        graph = self._left(is_held)
-        if self._edges.reverse is not None and self._labels is not None:
-            graph = Edges(graph, self._edges.reverse).without([self._labels])
+            rows[name] = first[pairs] if self._labels is None else asked[torch.isin(of_asked, pairs)]
+        kept = torch.ones(edges.graph.num_edges, dtype=torch.bool)
+        kept[edges.at] = ~is_held[self._pair]
+        if (back := edges.back) is not None:
+            numbers = numbers_of(back.links.flip(0), edges.graph.num_nodes, undirected=self._are_pairs)
+            kept[back.at] = ~torch.isin(numbers, self._numbers[is_held])
+        graph = _with_edges(edges.graph, kept)
+        if edges.reverse is not None and self._labels is not None:
+            graph = Edges(graph, edges.reverse).without([self._labels])
         return graph, rows, {name: torch.searchsorted(choice, pairs) for name, pairs in held.items()}
 
     def _dealt(self, shares: Shares, choice: Tensor) -> dict[str, Tensor]:
@@ -232,9 +227,10 @@ class Splitting:
             raise ValueError("val and test mark all edges, and none is left to train on: mark fewer.")
         return held
 
-    def _last(self, when: Tensor, shares: Mapping[str, float]) -> dict[str, Tensor]:
-        """The positions of the events of each split, of those that are asked for."""
-        found, count = parted_by_time(when, self._asked, shares["val"], shares["test"]), int(self._asked.sum())
+    def _last(self, shares: Shares, time: str) -> tuple[Graph, Places, Places]:
+        """Choose the last events of those that are asked for, as :meth:`_at_random` does; all stay in the graph."""
+        arrays, val, test = self._edges.arrays, float(shares["val"]), float(shares["test"])
+        found, count = parted_by_time(as_integers(arrays[time]), self._asked, val, test), int(self._asked.sum())
         is_left = bool(found.pop("train").any())
         for name, share in shares.items():
             if share and not bool(found[name].any()):
@@ -243,27 +239,20 @@ class Splitting:
                 )
         if not is_left:
             raise ValueError(f"val and test would hold all {count} events, and none is left to train on: give less.")
-        return {name: mask.nonzero().view(-1) for name, mask in found.items() if bool(mask.any())}
+        rows = {name: mask.nonzero().view(-1) for name, mask in found.items() if bool(mask.any())}
+        graph = self._edges.graph
+        return _with_edges(graph, torch.ones(graph.num_edges, dtype=torch.bool)), rows, rows
 
-    def _left(self, is_held: Tensor) -> Graph:
-        """The graph without the pairs that are held."""
-        edges, kept = self._edges, torch.ones(self._edges.graph.num_edges, dtype=torch.bool)
-        kept[edges.at] = ~is_held[self._pair]
-        if (back := edges.back) is not None:
-            numbers = numbers_of(back.links.flip(0), edges.graph.num_nodes, undirected=self._are_pairs)
-            kept[back.at] = ~torch.isin(numbers, self._numbers[is_held])
-        return _with_edges(edges.graph, kept)
-
-    def _false_ends(self, edges: Tensor, ids: Tensor, times: Tensor | None, count: int) -> Tensor:
-        """False receivers for each edge, by their ids in their type."""
-        graph, ends = self._edges.graph, self._edges.ends
-        avoided, candidates, at = edges[:1], Candidates(ends.receivers), None
-        if self._time is not None and times is not None:
-            there = times_of_receivers(graph, self._time, self._edges.kind[2])
-            avoided, candidates = edges, Candidates.of(ends.receivers, there, ends.receivers.start)
-            at = Moments(time_order(graph, self._time), as_integers(times))
-        drawn_by = key(self._seed, 0, 0, FALSE_ENDS), candidates, ends.kinds[0], at
-        drawn, without = draw_receivers(graph, avoided, ids, count, *drawn_by)
+    def _false_ends(self, rows: Tensor, ids: Tensor, count: int) -> Tensor:
+        """False receivers for some edges, by their ids in their type."""
+        graph, ends, edges, name = self._edges.graph, self._edges.ends, self._edges.links[:, rows], self._time
+        since, times, at = None, None, None
+        if name is not None:
+            since, times = times_of_receivers(graph, name, self._edges.kind[2]), self._edges.arrays[name][rows]
+            at = Moments(time_order(graph, name), as_integers(times))
+        candidates = Candidates.of(ends.receivers, since, ends.receivers.start)
+        word = key(self._seed, 0, 0, FALSE_ENDS)
+        drawn, without = draw_receivers(graph, edges, ids, count, word, candidates, ends.kinds[0], at)
         if without.numel():
             sender = int(edges[0][without[0]]) - ends.senders.start
             if times is None:

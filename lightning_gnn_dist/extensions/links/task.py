@@ -96,7 +96,7 @@ def check_held_back(name: str, held: Mapping[str, object], way_out: str) -> None
 
 def without_labels(links: LinkBounds, part: Graph) -> Graph:
     """Return a part as batches show it: without the labels of its edges, also those turned round."""
-    edges, name = Edges.of(part, links.edge_type, links.reverse), links.labels
+    edges, name = Edges(part, links.edge_type or part.types.edge_types[0], links.reverse), links.labels
     both = dict.fromkeys([edges.kind, edges.reverse or edges.kind])
     holding = [kind for kind in both if name in part.types.edge_arrays[kind]]
     if name is None or not holding:
@@ -183,7 +183,7 @@ class EdgeTask(Task):
         return HeldLinks(edges, false, nodes, self._carried(arrays), first)
 
     def _edges(self, graph: Graph) -> Edges:
-        return Edges.of(graph, self.links.edge_type, self.links.reverse)
+        return Edges(graph, self.links.edge_type or graph.types.edge_types[0], self.links.reverse)
 
     def _carried(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what batches say of edges: of those with labels all that they carry, otherwise their times alone."""

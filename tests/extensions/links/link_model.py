@@ -9,10 +9,16 @@ from torch import Tensor
 from torch.nn import functional
 from torch_geometric.nn import SAGEConv
 
-from lightning_gnn_dist import LinkRanking, LinkSplit
-from lightning_gnn_dist.extensions.links.edges import edges_of
+from lightning_gnn_dist import Graph, LinkRanking, LinkSplit
 
 Targets = list[tuple[int, int, float]]
+
+
+def edges_of(graph: Graph) -> Tensor:
+    """All senders and receivers, in the order of ``graph.indices``."""
+    return torch.stack(
+        [graph.indices.to(torch.int64), torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())]
+    )
 
 
 class LinkSAGE(pl.LightningModule):

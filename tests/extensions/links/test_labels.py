@@ -23,11 +23,11 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.extensions.links.edges import edges_of
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.data_fitting import SOME_STRATEGIES, fit_and_test, trainer
 from tests.edge_model import BACK, KNOWS, RATES, USERS, Rater, flat, rated
 from tests.every_strategy import PATIENCE
+from tests.extensions.links.link_model import edges_of
 from tests.extensions.links.ratings import KINDS, data_of, held_of, labelled, split_of, store_of
 from tests.placing import batches_of
 from tests.ranks import run_ranks

@@ -39,7 +39,6 @@ from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.extensions.links.edges import edges_of
 from lightning_gnn_dist.extensions.links.link_sampler import (
     LinkSampler,
     OwnLinks,
@@ -50,7 +49,7 @@ from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_recei
 from lightning_gnn_dist.partition.base import Partitioner
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
-from tests.extensions.links.link_model import LinkSAGE, Targets, held, ranks_by_hand
+from tests.extensions.links.link_model import LinkSAGE, Targets, edges_of, held, ranks_by_hand
 from tests.layers.test_sight import C, F, Net, W, sparse_data
 from tests.partition.test_default import take_metis_away
 from tests.placing import batches_of, most_seeds, placing
