@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -150,82 +150,51 @@ class FalseEnds(NamedTuple):
     times: tuple[str, Sequence[Tensor]] | None = None
 
 
-class Home(Protocol):
-    """What targets ask of the graph that they are edges of."""
+class Home(NamedTuple):
+    """What targets ask of the graph that they are edges of.
 
-    @property
-    def rows(self) -> Graph:
-        """The graph, or the shard of it, whose edges are learned."""
-        ...
-
-    @property
-    def num_nodes(self) -> int:
-        """The number of nodes of the whole graph."""
-        ...
-
-    def ids_of_own(self, rows: Tensor) -> Tensor:
-        """The ids in the whole graph of some nodes of ``rows``."""
-        ...
-
-    def draw(self, sampler: Sampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
-        """A sample around the seeds of each batch."""
-        ...
-
-    def draw_at(
-        self, sampler: TemporalSampler, seeds: Sequence[Tensor], times: Sequence[Tensor], keys: Sequence[BatchKey]
-    ) -> Steps[list[Sample]]:
-        """The same at times that the seeds have here; a node may be a seed at several."""
-        ...
-
-    def false_ends(self, wanted: FalseEnds) -> Steps[list[Tensor]]:
-        """The false receivers of each batch's edges, shape (n, draws)."""
-        ...
-
-    def times_of_edges(self, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
-        """The times of some edges of a type, by the ids that samples give them."""
-        ...
-
-
-@dataclass(frozen=True)
-class WholeGraph:
-    """A graph that this process has.
-
-    Args:
-        graph: What is sampled.
-        rows: The same in RAM, to look up edges and draw false receivers, if the sampled graph is a copy on a device.
+    Attributes:
+        rows: The graph in RAM, or the shard of it, whose edges are learned.
+        num_nodes: The number of nodes of the whole graph.
+        ids_of_own: Returns the ids in the whole graph of some nodes of ``rows``.
+        draw: Returns a sample around the seeds of each batch, of a sampler, seeds and keys.
+        draw_at: The same at times that the seeds have here; a node may be a seed at several.
+        false_ends: Returns the false receivers of each batch's edges, shape (n, draws).
+        times_of_edges: Returns the times of some edges, of the number of their type, a name, and ids as samples have.
     """
 
-    graph: Graph
     rows: Graph
+    num_nodes: int
+    ids_of_own: Callable[[Tensor], Tensor]
+    draw: Callable[[Sampler, Sequence[Tensor], Sequence[BatchKey]], Steps[list[Sample]]]
+    draw_at: Callable[[TemporalSampler, Sequence[Tensor], Sequence[Tensor], Sequence[BatchKey]], Steps[list[Sample]]]
+    false_ends: Callable[[FalseEnds], Steps[list[Tensor]]]
+    times_of_edges: Callable[[int, str, Tensor], Steps[Tensor]]
 
-    @property
-    def num_nodes(self) -> int:
-        return self.graph.num_nodes
 
-    def ids_of_own(self, rows: Tensor) -> Tensor:
-        return rows
+def home_of(graph: Graph, rows: Graph) -> Home:
+    """A graph that this process has: what is sampled, and the same in RAM, if that is a copy on a device."""
 
-    def draw(self, sampler: Sampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
-        return at_once(sampler.sample_bulk(self.graph, seeds, keys))
+    def draw_at(sampler: TemporalSampler, *of_batches: Sequence[Any]) -> Steps[list[Sample]]:
+        return at_once([sample_at(sampler, graph, *of) for of in zip(*of_batches, strict=True)])
 
-    def draw_at(
-        self, sampler: TemporalSampler, seeds: Sequence[Tensor], times: Sequence[Tensor], keys: Sequence[BatchKey]
-    ) -> Steps[list[Sample]]:
-        return at_once([sample_at(sampler, self.graph, *of) for of in zip(seeds, times, keys, strict=True)])
-
-    def false_ends(self, wanted: FalseEnds) -> Steps[list[Tensor]]:
+    def false_ends(wanted: FalseEnds) -> Steps[list[Tensor]]:
         found = []
         for batch, (ends, ids) in enumerate(zip(wanted.ends, wanted.ids, strict=True)):
             word, at = key(*wanted.keys[batch], FALSE_ENDS), None
             if wanted.times is not None:
-                at = Moments(time_order(self.rows, wanted.times[0]), wanted.times[1][batch])
+                at = Moments(time_order(rows, wanted.times[0]), wanted.times[1][batch])
             how = wanted.draws, word, wanted.candidates, wanted.edge_type, at
-            found.append(draw_receivers(self.rows, ends, ids, *how)[0])
+            found.append(draw_receivers(rows, ends, ids, *how)[0])
         return at_once(found)
 
-    def times_of_edges(self, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
-        times = list(self.rows.types.edge_arrays.values())[number][name]
-        return at_once(times[places_of(self.rows, number, ids)])
+    def times_of_edges(number: int, name: str, ids: Tensor) -> Steps[Tensor]:
+        return at_once(list(rows.types.edge_arrays.values())[number][name][places_of(rows, number, ids)])
+
+    def draw(sampler: Sampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
+        return at_once(sampler.sample_bulk(graph, seeds, keys))
+
+    return Home(rows, graph.num_nodes, lambda ids: ids, draw, draw_at, false_ends, times_of_edges)
 
 
 LABEL, ENDS = "edge_label", "edge_label_index"  # as PyG's LinkNeighborLoader calls them
@@ -460,7 +429,7 @@ class LinkSampler:
         return self.sampler.num_hops
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
-        home = WholeGraph(graph, graph if self.rows is None else self.rows)
+        home = home_of(graph, graph if self.rows is None else self.rows)
         return answered(self.sample_across(home, seeds, keys), list)
 
     def drawn_by(self, sampler: Sampler, rows: Graph) -> LinkSampler:

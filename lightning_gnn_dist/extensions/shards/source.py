@@ -11,7 +11,7 @@ Entries take 4 bytes an edge; sums would take 12 for each sender, and the chosen
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -26,14 +26,13 @@ from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.engine.weighted import NONE
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource
-from lightning_gnn_dist.extensions.links.link_sampler import FalseEnds, LinkSampler
+from lightning_gnn_dist.extensions.links.link_sampler import Home, LinkSampler
 from lightning_gnn_dist.extensions.shards.draws import Drawn, DrawRule, GrowingBatch, draw_hops, whole_rows
 from lightning_gnn_dist.extensions.shards.links import draw_false_ends
 from lightning_gnn_dist.extensions.shards.owner import EDGES, Message, Question
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, union
 from lightning_gnn_dist.extensions.shards.temporal import prepare_times, sample_at_times, sample_timed
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
-from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
@@ -55,7 +54,7 @@ def sample_bulk(
     The samples' ``edge_ids`` count in the edges' types.
     """
     if isinstance(sampler, LinkSampler):
-        return (yield from sampler.sample_across(Shards(graph), seeds, keys))
+        return (yield from sampler.sample_across(home_of_shard(graph), seeds, keys))
     if isinstance(sampler, LadiesSampler | FastGCNSampler):
         return (yield from sample_layer_wise(graph, sampler, seeds, keys))
     if isinstance(sampler, TemporalSampler):
@@ -65,40 +64,14 @@ def sample_bulk(
     return (yield from draw_hops(graph, growing, sampler.of_types(graph.types), keys, how))
 
 
-@dataclass(frozen=True)
-class Shards:
-    """A graph in shards as the home of targets: this rank learns edges of its own shard, and asks owners for the rest.
+def home_of_shard(graph: ShardedGraph) -> Home:
+    """A graph in shards, as targets see it: this rank learns edges of its own shard, and asks owners for the rest."""
 
-    Args:
-        graph: The graph.
-    """
+    def draw(sampler: Sampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
+        return sample_bulk(graph, check_sampler(sampler, graph.types), seeds, keys)
 
-    graph: ShardedGraph
-
-    @property
-    def rows(self) -> Graph:
-        return self.graph.shard.rows
-
-    @property
-    def num_nodes(self) -> int:
-        return self.graph.num_nodes
-
-    def ids_of_own(self, rows: Tensor) -> Tensor:
-        return self.graph.ids_of_own(rows)
-
-    def draw(self, sampler: Sampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
-        return sample_bulk(self.graph, check_sampler(sampler, self.graph.types), seeds, keys)
-
-    def draw_at(
-        self, sampler: TemporalSampler, seeds: Sequence[Tensor], times: Sequence[Tensor], keys: Sequence[BatchKey]
-    ) -> Steps[list[Sample]]:
-        return sample_at_times(self.graph, sampler, seeds, times, keys)
-
-    def false_ends(self, wanted: FalseEnds) -> Steps[list[Tensor]]:
-        return draw_false_ends(self.graph, wanted)
-
-    def times_of_edges(self, number: int, name: str, ids: Tensor) -> Steps[Tensor]:
-        return self.graph.array_of(EDGES, number, name, ids)
+    asked = partial(sample_at_times, graph), partial(draw_false_ends, graph), partial(graph.array_of, EDGES)
+    return Home(graph.shard.rows, graph.num_nodes, graph.ids_of_own, draw, *asked)
 
 
 def check_sampler(sampler: object, types: TypeNames) -> ShardedSampler:
