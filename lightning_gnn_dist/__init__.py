@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.extensions.links.link_datamodule import LinkDataModule as LinkDataModule
     from lightning_gnn_dist.extensions.links.link_ranking import LinkRanking as LinkRanking
     from lightning_gnn_dist.extensions.links.link_split import LinkSplit as LinkSplit
-    from lightning_gnn_dist.extensions.links.splitting import split_edges as split_edges
+    from lightning_gnn_dist.extensions.links.link_split import split_edges as split_edges
     from lightning_gnn_dist.extensions.passes.prediction import predict_by_layer as predict_by_layer
     from lightning_gnn_dist.extensions.ready_made.layers import layers_of as layers_of
     from lightning_gnn_dist.extensions.rounded.reducers import Overlapped as Overlapped

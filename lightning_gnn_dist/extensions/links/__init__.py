@@ -2,7 +2,7 @@
 
     LinkDataModule(split_edges(graph), boundary=Fetch())   # a ``Task`` whose seeds are positions of edges
 
-link_split.py       held edges and the graph of the others, and what is refused of them; splitting.py chooses them
+link_split.py       held edges and the graph of the others: how they are chosen, saved, and what is refused of them
 edges.py            the edges of a type, and what they show of others
 link_datamodule.py  the data module; task.py is its ``Task``, answers.py that of what a database recommends
 link_sampler.py     a ``Sampler`` that draws around both ends of targets; negatives.py has the false ones
