@@ -92,10 +92,6 @@ class Answerer:
         """Answer for a node of the graph, so that what cannot be served is refused now, and all loops are compiled."""
         self.rows([self.form.of_first()])
 
-    def answers(self, asked: Sequence[Question]) -> list[dict[str, Any]]:
-        """Return the answer to each request."""
-        return [{"rows": rows.tolist()} for rows in self.rows(asked)]
-
     def rows(self, asked: Sequence[Question]) -> list[NDArray[Any]]:
         """Return the rows that each request asks for."""
         counts, groups = [len(of.nodes) for of in asked], [asked]

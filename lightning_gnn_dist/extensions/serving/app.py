@@ -13,7 +13,7 @@ import logging
 import signal
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
 from types import FrameType
@@ -35,31 +35,39 @@ RETRY_AFTER = {"Retry-After": "1"}  # seconds
 MOST_CONNECTIONS = 1024
 _BACKLOG = 1024
 
-Answer = Callable[[Sequence[Question]], Sequence[bytes]]  # of each request, as it is sent
-
 
 class _Entry(NamedTuple):
     question: Question
     answer: asyncio.Future[bytes]
 
 
-class Waiting:
-    """Requests that wait for their answers, in the order in which they came.
+class Service:
+    """The application: requests wait for their answers in the order in which they came.
 
     Args:
-        answer: Answers requests, in a thread.
-        limits: How many may wait, and how long.
-        most_nodes: Requests are answered together as long as they ask for no more nodes; a larger one is alone.
+        answerer: Answers requests, in a thread.
+        limits: What the server does at most.
     """
 
-    def __init__(self, answer: Answer, limits: Limits, most_nodes: int) -> None:
-        self._answer, self._limits, self._most_nodes = answer, limits, most_nodes
+    def __init__(self, answerer: Answerer, limits: Limits) -> None:
+        self._answerer, self._limits = answerer, limits
         self._line, self._came = deque[_Entry](), asyncio.Event()
 
-    def __len__(self) -> int:
-        return len(self._line)
+    def app(self) -> Starlette:
+        """Return what a server of ASGI runs."""
+        routes = [Route("/predict", self._predict, methods=["POST"]), Route("/health", self._health)]
+        refused = {HTTPException: _refuse_address}
+        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=refused)
 
-    async def ask(self, question: Question) -> bytes:
+    @asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        answering = asyncio.create_task(self._run())
+        yield
+        answering.cancel()
+        with suppress(asyncio.CancelledError):
+            await answering
+
+    async def _ask(self, question: Question) -> bytes:
         """Return the answer to a request."""
         if len(self._line) >= self._limits.waiting:
             raise RefusedError(f"{self._limits.waiting} requests wait already: ask again later.", 503)
@@ -75,7 +83,7 @@ class Waiting:
             if entry in self._line:
                 self._line.remove(entry)
 
-    async def run(self) -> None:
+    async def _run(self) -> None:
         """Answer requests until this is cancelled."""
         loop = asyncio.get_running_loop()
         with ThreadPoolExecutor(1, "answers") as thread:
@@ -90,56 +98,30 @@ class Waiting:
                         future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
 
     def _taken(self) -> list[_Entry]:
-        """Take the first requests, as many as are answered together."""
+        """Take the first requests, together as long as they ask for few nodes; a larger one is alone."""
         taken, nodes = list[_Entry](), 0
-        while self._line and (not taken or nodes + len(self._line[0].question.nodes) <= self._most_nodes):
+        while self._line and (not taken or nodes + len(self._line[0].question.nodes) <= self._answerer.nodes_at_once):
             taken.append(self._line.popleft())
             nodes += len(taken[-1].question.nodes)
         return taken
 
     def _answers(self, questions: list[Question]) -> list[bytes | Exception]:
-        """Answer requests together, or where that fails each alone, so that none spoils another's answer."""
+        """Answer requests together, or where that fails each alone, so that none spoils another's. Runs in a thread."""
         try:
-            return list(self._answer(questions))
+            found = self._answerer.rows(questions)
+            return [json.dumps({"rows": rows.tolist()}, allow_nan=False).encode() for rows in found]
         except Exception as error:
             if len(questions) == 1:
                 return [error]
         return [answer for question in questions for answer in self._answers([question])]
 
-
-class Service:
-    """The application.
-
-    Args:
-        answerer: Answers requests.
-        limits: What the server does at most.
-    """
-
-    def __init__(self, answerer: Answerer, limits: Limits) -> None:
-        self._answerer, self._limits = answerer, limits
-        self._waiting = Waiting(self._answers, limits, answerer.nodes_at_once)
-
-    def app(self) -> Starlette:
-        """Return what a server of ASGI runs."""
-        routes = [Route("/predict", self._predict, methods=["POST"]), Route("/health", self._health)]
-        refused = {HTTPException: _refuse_address}
-        return Starlette(routes=routes, lifespan=self._lifespan, exception_handlers=refused)
-
-    @asynccontextmanager
-    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        answering = asyncio.create_task(self._waiting.run())
-        yield
-        answering.cancel()
-        with suppress(asyncio.CancelledError):
-            await answering
-
     async def _health(self, request: Request) -> Response:
-        return JSONResponse({"status": "ready", "waiting": len(self._waiting), **self._answerer.about})
+        return JSONResponse({"status": "ready", "waiting": len(self._line), **self._answerer.about})
 
     async def _predict(self, request: Request) -> Response:
         try:
             question = self._answerer.form.read(_parsed(await self._body(request)))
-            return Response(await self._waiting.ask(question), media_type="application/json")
+            return Response(await self._ask(question), media_type="application/json")
         except RefusedError as error:
             return _refusal(error.status, str(error), RETRY_AFTER if error.status == 503 else None)
         except Exception:  # of the model: others go on
@@ -160,10 +142,6 @@ class Service:
         except ClientDisconnect:
             raise RefusedError("The connection ended before the body.") from None
         return bytes(body)
-
-    def _answers(self, asked: Sequence[Question]) -> list[bytes]:
-        """Return answers as they are sent. Runs in a thread."""
-        return [json.dumps(answer, allow_nan=False).encode() for answer in self._answerer.answers(asked)]
 
 
 def _parsed(body: bytes) -> Any:

@@ -88,30 +88,68 @@ class ExtendedGraph(Tables[_Types]):
     """
 
     def __init__(self, graph: Graph, seed_type: str, asked: Sequence[Question], most_new: int) -> None:
-        self._graph, self._asked = graph, asked
+        self._graph, self._asked, types = graph, asked, graph.types
         self.num_nodes = graph.num_nodes + most_new
         self._bits = self.num_nodes.bit_length()
         self._new = NewNodes(graph, asked, self._bits)
-        self._rows = NewRows(graph, asked, self._new, self._bits)
-        self._request_of_tree = torch.arange(len(asked)).repeat_interleave(
-            torch.tensor([len(of.nodes) for of in asked])
-        )
-        types, of_rows = graph.types, self._rows.graph.types
-        counts = [len(types.nodes_of(kind)) + n for kind, n in zip(types.node_types, self._counts, strict=True)]
-        edges = torch.tensor([[0, *types.num_edges], [0, *of_rows.num_edges]]).cumsum(0)
+        self._bring_rows()
+        num_asked = torch.tensor([len(of.nodes) for of in asked])
+        self._request_of_tree = torch.arange(len(asked)).repeat_interleave(num_asked)
+        counts = [len(types.nodes_of(kind)) + n for kind, n in zip(types.node_types, self._new.of_types, strict=True)]
+        edges = torch.tensor([[0, *types.num_edges], [0, *self._rows.types.num_edges]]).cumsum(0)
         edges = torch.stack([torch.zeros_like(edges[0]), *edges], 1)[1:]
         names = types.node_types, types.edge_types
-        super().__init__(
-            _Types(*names, offsets_of(counts), edges, self._rows.ids, seed_type), self._of_nodes(), self._of_edges()
-        )
+        of_batch = _Types(*names, offsets_of(counts), edges, self._ids, seed_type)
+        super().__init__(of_batch, self._of_nodes(), self._of_edges())
         self._orders: list[dict[str, TimeOrder]] = [{}, {}]
-        pairs = zip((graph, self._rows.graph), self._orders, strict=True)
+        pairs = zip((graph, self._rows), self._orders, strict=True)
         self._owners = [Owner(rows, self.types, at, _POOL, orders) for at, (rows, orders) in enumerate(pairs)]
 
-    @property
-    def _counts(self) -> list[int]:
-        """How many new nodes there are of each type."""
-        return self._new.counts.sum(0).tolist()
+    def _bring_rows(self) -> None:
+        """Make the rows that requests bring, those of a type behind each other; senders are called by their ids."""
+        graph, asked, types, bits = self._graph, self._asked, self._graph.types, self._bits
+        new = [of_type for of in asked for of_type in of.edges]
+        lengths = torch.tensor([of_type.ends.shape[1] for of_type in new])
+        requests = torch.arange(len(asked)).repeat_interleave(len(types.edge_types)).repeat_interleave(lengths)
+        senders, receivers = torch.cat([of_type.ends for of_type in new], 1)
+        receivers = (requests << bits) | receivers
+        names = torch.cat([self._new.names, receivers]).unique()
+        kinds, (at, is_new) = types.type_of(names & ((1 << bits) - 1)), self._new.find(names)
+        kinds[is_new] = self._new.kinds[at]
+        names = names[kinds.argsort(stable=True)]
+        self._ids, self._requests, self._row_of = names & ((1 << bits) - 1), names >> bits, Lookup(names)
+
+        old = (self._ids < graph.num_nodes).nonzero().view(-1)
+        positions = edge_positions(graph.indptr, self._ids[old])
+        degrees = graph.indptr[self._ids[old] + 1] - graph.indptr[self._ids[old]]
+        rows = torch.cat([old.repeat_interleave(degrees), self._row_of(receivers)[0]])
+        kinds_of_new = torch.arange(len(types.edge_types)).repeat(len(asked)).repeat_interleave(lengths)
+        of_edges = torch.cat([types.edge_type[positions].long(), kinds_of_new])
+        order = (rows * len(types.edge_types) + of_edges).argsort(stable=True)
+        of_types = GraphTypes(
+            types.node_types,
+            offsets_of(torch.bincount(kinds, minlength=len(types.node_types)).tolist()),
+            types.edge_types,
+            tuple(torch.bincount(of_edges, minlength=len(types.edge_types)).tolist()),
+            of_edges[order].to(edge_type_dtype(len(types.edge_types))),
+            {kind: {} for kind in types.node_types},
+            self._arrays(positions, of_edges, order),
+        )
+        indptr = starts_of(torch.bincount(rows, minlength=len(names)))
+        senders = torch.cat([graph.indices[positions], senders])
+        self._rows = typed_graph(indptr, senders[order].to(graph.indices.dtype), of_types)
+
+    def _arrays(self, positions: Tensor, kinds: Tensor, order: Tensor) -> dict[EdgeType, Arrays]:
+        """Return what edges carry: those at some positions in the graph, and then the new ones, in an order."""
+        graph, found = self._graph, dict[EdgeType, Arrays]()
+        for number, kind in enumerate(graph.types.edge_types):
+            is_of_type = kinds == number
+            places = places_of(graph, number, positions[is_of_type[: len(positions)]])
+            old = {name: take_rows(array, places) for name, array in graph.types.edge_arrays[kind].items()}
+            below = joined([old, *[of.edges[number].arrays for of in self._asked]])
+            at = (is_of_type.cumsum(0) - 1)[order[is_of_type[order]]]
+            found[kind] = {name: array[at] for name, array in below.items()}
+        return found
 
     # What draws ask.
 
@@ -120,7 +158,7 @@ class ExtendedGraph(Tables[_Types]):
         return bool(self.of_edges)
 
     def to_owners(self, nodes: Tensor, groups: Tensor) -> tuple[Route, list[Message]]:
-        at, is_brought = self._rows.find(self._names(nodes, groups))
+        at, is_brought = self._row_of(self._names(nodes, groups))
         if bool((nodes[~is_brought] >= self._graph.num_nodes).any()):
             raise graph_is_damaged(self._graph)
         rows = nodes.clone()
@@ -175,7 +213,7 @@ class ExtendedGraph(Tables[_Types]):
             raise graph_is_damaged(self._graph)
         shifts = offsets - torch.tensor(types.offsets)
         found = ids + shifts[types.type_of(ids)]
-        found[is_new] = (offsets[1:] - torch.tensor(self._counts))[self._new.kinds[at]] + self._new.places[at]
+        found[is_new] = (offsets[1:] - torch.tensor(self._new.of_types))[self._new.kinds[at]] + self._new.places[at]
         return found
 
     def _number_new(self, number: int, kind: str, ids: Tensor) -> None:
@@ -194,7 +232,7 @@ class ExtendedGraph(Tables[_Types]):
         ]
 
     def _of_edges(self) -> dict[int, Table]:
-        graph, rows = self._graph.types, self._rows.graph.types
+        graph, rows = self._graph.types, self._rows.types
         return {
             number: _table(dict(graph.edge_arrays[kind]), graph.num_edges[number], rows.edge_arrays[kind])
             for number, kind in enumerate(graph.edge_types)
@@ -205,7 +243,7 @@ class ExtendedGraph(Tables[_Types]):
 
     def _order_by(self, name: str) -> None:
         """Order edges by the times of a name."""
-        rows, types, sources = self._rows.graph, self._graph.types, list[TimeSource | None]()
+        rows, types, sources = self._rows, self._graph.types, list[TimeSource | None]()
         for kind, source in zip(types.edge_types, sources_of(self._graph, name), strict=True):
             if source is not None and source.first_sender is None:
                 source = TimeSource(rows.types.edge_arrays[kind][name], None)
@@ -213,7 +251,7 @@ class ExtendedGraph(Tables[_Types]):
                 at = rows.types.edges_of(kind)
                 row = torch.searchsorted(rows.indptr, at, right=True) - 1
                 senders = rows.indices[at].long()
-                names = (self._rows.requests[row] << self._bits) | senders
+                names = (self._requests[row] << self._bits) | senders
                 source = TimeSource(self._numbers(name, kind[0], senders, names), None)
             sources.append(source)
         of_graph, of_rows = self._orders
@@ -247,7 +285,9 @@ class NewNodes:
 
     Attributes:
         counts: How many each request has of each type, shape (requests, types).
+        of_types: How many there are of each type.
         names: Their names, increasing.
+        find: Returns which of them have some names, and of each name whether one has it.
         kinds: The type of each.
         places: Where each stands among all of its type.
         arrays: For each type what they carry, in the order of places.
@@ -255,7 +295,7 @@ class NewNodes:
 
     def __init__(self, graph: Graph, asked: Sequence[Question], bits: int) -> None:
         self.counts = counts = torch.tensor([of.num_new for of in asked])
-        num_types = counts.shape[1]
+        self.of_types, num_types = counts.sum(0).tolist(), counts.shape[1]
         block = torch.arange(counts.numel()).repeat_interleave(counts.view(-1))  # of one request and type
         in_block = torch.arange(len(block)) - starts_of(counts.view(-1))[block]
         requests, self.kinds = block // num_types, block % num_types
@@ -263,85 +303,12 @@ class NewNodes:
         self.names = (requests << bits) | ids
         self.places = (counts.cumsum(0) - counts).view(-1)[block] + in_block
         self.arrays = [joined([of.new[kind] for of in asked]) for kind in range(num_types)]
-        self._find = Lookup(self.names)
+        self.find = Lookup(self.names)
 
     def numbers(self, kind: int) -> Tensor:
         """Return the number of each new node of a type among those of its request."""
         of_type = self.counts[:, kind]
         return torch.arange(int(of_type.sum())) - starts_of(of_type)[:-1].repeat_interleave(of_type)
-
-    def find(self, names: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which of the new nodes have these names, and of each name whether one has it."""
-        return self._find(names)
-
-
-class NewRows:
-    """The rows that some requests bring.
-
-    Args:
-        graph: The graph that the requests are about.
-        asked: The requests.
-        new: Their new nodes.
-        bits: How many bits of a name are the id.
-
-    Attributes:
-        graph: The rows and their edges, with what these carry. Senders are called by their ids.
-        ids: The id of the node of each row.
-        requests: The request that brings it.
-    """
-
-    def __init__(self, graph: Graph, asked: Sequence[Question], new: NewNodes, bits: int) -> None:
-        self._of_graph, self._asked, types = graph, asked, graph.types
-        receivers = [(r << bits) | of_type.ends[1] for r, of in enumerate(asked) for of_type in of.edges]
-        names = torch.cat([new.names, *receivers]).unique()
-        ids = names & ((1 << bits) - 1)
-        kinds, (at, is_new) = types.type_of(ids), new.find(names)
-        kinds[is_new] = new.kinds[at]
-        order = kinds.argsort(stable=True)  # the rows of a type follow each other
-        self.ids, self.requests, self._find = ids[order], names[order] >> bits, Lookup(names[order])
-        counts = torch.bincount(kinds, minlength=len(types.node_types)).tolist()
-        self.graph = self._built(counts, self._find(torch.cat(receivers))[0])
-
-    def find(self, names: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the rows of those nodes that have one here, and of each name whether it does."""
-        return self._find(names)
-
-    def _built(self, counts: list[int], rows_of_new: Tensor) -> Graph:
-        """Return the rows, of so many nodes of each type, given the row of each new edge."""
-        graph, types = self._of_graph, self._of_graph.types
-        old = (self.ids < graph.num_nodes).nonzero().view(-1)
-        positions = edge_positions(graph.indptr, self.ids[old])
-        degrees = graph.indptr[self.ids[old] + 1] - graph.indptr[self.ids[old]]
-        new = [of_type for of in self._asked for of_type in of.edges]
-        kinds_of_new = torch.arange(len(types.edge_types)).repeat(len(self._asked))
-        lengths = torch.tensor([of_type.ends.shape[1] for of_type in new])
-        rows = torch.cat([old.repeat_interleave(degrees), rows_of_new])
-        kinds = torch.cat([types.edge_type[positions].long(), kinds_of_new.repeat_interleave(lengths)])
-        senders = torch.cat([graph.indices[positions], *[of_type.ends[0] for of_type in new]])
-        order = (rows * len(types.edge_types) + kinds).argsort(stable=True)
-        of_types = GraphTypes(
-            types.node_types,
-            offsets_of(counts),
-            types.edge_types,
-            tuple(torch.bincount(kinds, minlength=len(types.edge_types)).tolist()),
-            kinds[order].to(edge_type_dtype(len(types.edge_types))),
-            {kind: {} for kind in types.node_types},
-            self._arrays(positions, kinds, order),
-        )
-        indptr = starts_of(torch.bincount(rows, minlength=sum(counts)))
-        return typed_graph(indptr, senders[order].to(graph.indices.dtype), of_types)
-
-    def _arrays(self, positions: Tensor, kinds: Tensor, order: Tensor) -> dict[EdgeType, Arrays]:
-        """Return what edges carry: those at some positions in the graph, and then the new ones, in an order."""
-        graph, found = self._of_graph, dict[EdgeType, Arrays]()
-        for number, kind in enumerate(graph.types.edge_types):
-            is_of_type = kinds == number
-            places = places_of(graph, number, positions[is_of_type[: len(positions)]])
-            old = {name: take_rows(array, places) for name, array in graph.types.edge_arrays[kind].items()}
-            below = joined([old, *[of.edges[number].arrays for of in self._asked]])
-            at = (is_of_type.cumsum(0) - 1)[order[is_of_type[order]]]
-            found[kind] = {name: array[at] for name, array in below.items()}
-        return found
 
 
 def joined(pieces: Sequence[Arrays]) -> dict[str, Tensor]:
