@@ -28,9 +28,7 @@ from lightning_gnn_dist.graph.graph import Graph, with_arrays_of_types
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, ASKED, TIME, TableTask
 from lightning_gnn_dist.graph.user_ids import Columns, Ids, ids_for, named
-from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import graph_of
-from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.layers.choice import Judged, Targets, is_limited
 from lightning_gnn_dist.sampling.base import Sampler
 
@@ -182,14 +180,12 @@ class AnswerEdges(WholeEdges):
         home: Where the graph lives.
         values: Refuses bad values in what is learned from.
         num_negatives: False receivers for each answer that is learned.
-        answers: The task.
+        known: The task.
     """
 
     probes = False  # a model says nothing of pairs where rows are judged
 
-    def __init__(self, home: LocalGraph, values: ValueCheck, num_negatives: int, answers: Answers) -> None:
-        super().__init__(home, values, answers.links, num_negatives, None)
-        self._answers = answers
+    known: Answers
 
     def check(self, rows: Graph) -> None:
         check_event_samplers(rows, self.home.running.settings.samplers, TIME, None)
@@ -201,23 +197,23 @@ class AnswerEdges(WholeEdges):
                 "limit_predict_batches would leave out receivers, and all are ranked for each question: leave the "
                 "limit out, or ask less, data.only([0, 1])."
             )
-        mask = torch.full_like(self._answers.masks["test"], some is None)
+        mask = torch.full_like(self.known.masks["test"], some is None)
         if some is not None:
             mask[some - self.home.ids.start] = True
         return self._judged("prediction", mask)
 
     def columns(self, some: Tensor | None, ids_of: Path | None) -> Columns:
         ids = self.home.ids
-        return self._answers.columns(torch.arange(len(ids)) if some is None else some - ids.start, ids_of)
+        return self.known.columns(torch.arange(len(ids)) if some is None else some - ids.start, ids_of)
 
     def judged(self, name: str) -> Judged:
-        asked = self._answers
+        asked = self.known
         held = {split: of for split, of in asked.masks.items() if bool(of.any())}
         check_held_back(name, held, f"give the task {asked.task.name!r} questions to judge.")
         return self._judged(name, asked.masks[name])
 
     def _judged(self, name: str, mask: Tensor) -> Judged:
-        asked = self._answers
+        asked = self.known
         nodes, times = asked.roots(mask)
         first = asked.graph.types.nodes_of(asked.task.name).start
         roots = partial(RootSampler, nodes=nodes, times=times, answers=asked.pairs(mask), first=first)

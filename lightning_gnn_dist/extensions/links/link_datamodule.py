@@ -158,11 +158,8 @@ class LinkDataModule(GraphDataModule):
         how: Any = {"fingerprint": known.fingerprint, "shown": partial(without_labels, links)}
         home = LocalGraph(graph, running, partitioner, holding, boundary, None, **how)
         _check_parts(home.holding)
-        learned: EdgeTask = (
-            AnswerEdges(home, values, num_negatives, known)
-            if isinstance(known, Answers)
-            else WholeEdges(home, values, links, num_negatives, known)
-        )
+        kind = AnswerEdges if isinstance(known, Answers) else WholeEdges
+        learned = kind(home, values, num_negatives, known)
         learned.check(graph)
         super().__init__(learned)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -231,19 +232,16 @@ class WholeEdges(EdgeTask):
     Args:
         home: Where the graph lives.
         values: Refuses bad values in what is learned from.
-        links: What is asked of them.
         num_negatives: False receivers for each that is learned.
-        split: The split.
+        known: The split, or what else says which edges are asked for, its ``links``.
     """
 
     home: LocalGraph
     _way_to_hold = "give split_edges() a share for them, split_edges(graph, {name}=0.1)."
 
-    def __init__(
-        self, home: LocalGraph, values: ValueCheck, links: LinkBounds, num_negatives: int, split: LinkSplit | None
-    ) -> None:
-        super().__init__(home, values, links, num_negatives)
-        self._split, self._most = split, dict[int, int]()
+    def __init__(self, home: LocalGraph, values: ValueCheck, num_negatives: int, known: Any) -> None:
+        super().__init__(home, values, known.links, num_negatives)
+        self.known, self._most = known, dict[int, int]()
 
     def begin(self, *, is_fit: bool) -> None:
         """Do nothing: ``most()`` refuses ranks with nothing to learn, on all ranks alike."""
@@ -256,9 +254,8 @@ class WholeEdges(EdgeTask):
         return Candidates.of(receivers, self.since(self.home.whole, self.links.time), receivers.start)
 
     def held(self, name: str) -> HeldLinks:
-        assert self._split is not None
-        arrays = self._split.held_arrays.get(name, {})
-        return self.held_links(self._split.edges[name], self._split.negatives.get(name), arrays)
+        split: LinkSplit = self.known
+        return self.held_links(split.edges[name], split.negatives.get(name), split.held_arrays.get(name, {}))
 
     def most(self) -> int:
         num_ranks = self.home.running.num_ranks

@@ -44,7 +44,6 @@ from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.collectives import all_gather_rows
 
 log = logging.getLogger(__name__)
-_DIFFER = " If that cannot be, their units differ"
 Pick = Literal["uniform", "latest"]
 
 
@@ -221,25 +220,18 @@ def are_dates(graph: Graph) -> bool:
 
 
 def check_units(sampler: TemporalSampler, seeds: Span | None, events: Mapping[str, Span | None], dates: bool) -> None:
-    """Refuse times of which no seed is later than any event; say if all seeds are later than all events, or types."""
-    spans = [span for span in events.values() if span is not None]
-    if seeds is None or not spans:
+    """Refuse times of which no seed is later than any event; say of which types seeds see all, or nothing."""
+    first = min((span[0] for span in events.values() if span is not None), default=None)
+    if seeds is None or first is None:
         return
-    (earliest, latest), (time, seed_time, equal, _) = seeds, sampler.sight
-    first, last = min(span[0] for span in spans), max(span[1] for span in spans)
+    latest, (time, seed_time, equal, _) = seeds[1], sampler.sight
     if latest < first or (latest == first and not equal):
         way_out = "Ask later questions." if dates else "Give both in one unit, such as seconds since 1970."
         raise ValueError(
             f"No seed sees an event: the latest seed is at {as_told(latest, dates)} ({seed_time}), and "
             f"the earliest event at {as_told(first, dates)} ({time}). {way_out}"
         )
-    if earliest > last:
-        rank_zero_info(
-            f"All seeds see all events: the earliest seed is at {as_told(earliest, dates)} ({seed_time}"
-            f"), and the last event at {as_told(last, dates)} ({time}).{'' if dates else _DIFFER + '.'}"
-        )
-    else:
-        _tell_of_units(sampler, seeds, events, dates)
+    _tell_of_units(sampler, seeds, events, dates)
 
 
 def _span(ranks: Tensor) -> Span | None:
@@ -259,9 +251,9 @@ def _tell_of_units(
     for kinds, what in ((never, "No seed sees"), (always, "Every seed sees all")):
         if kinds:
             spans = ", ".join(f"{kind} ({_in_words(known[kind], dates)})" for kind in sorted(kinds))
-            unit = "" if dates else f"{_DIFFER}: give all times in one unit, such as seconds since 1970."
+            unit = " If that cannot be, their units differ: give all times in one unit, such as seconds since 1970."
             told = f"{what} edges of these types, by their {sampler.time}: {spans}. Seeds are at "
-            rank_zero_info(f"{told}{_in_words(seeds, dates)}.{unit}")
+            rank_zero_info(f"{told}{_in_words(seeds, dates)}.{'' if dates else unit}")
 
 
 def _in_words(span: Span, dates: bool) -> str:

@@ -128,12 +128,12 @@ class OnOneHost(WholeEdges):
     def positions(self, graph: Graph, owner: Tensor) -> Tensor:
         found = super().positions(graph, owner)
         is_across = isinstance(self.home.boundary, Fetch) or not owner.any()  # else both ends are in one part
-        if not self._split.undirected or graph is not self.home.whole or not is_across:
+        if not self.known.undirected or graph is not self.home.whole or not is_across:
             return found
         sender, receiver = graph.indices.long(), torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
         is_asked = torch.where((sender + receiver) % 2 == 1, sender > receiver, sender < receiver)
-        if self._split.edge_type is not None:
-            is_asked &= graph.types.edge_type == graph.types.edge_types.index(self._split.edge_type)
+        if self.known.edge_type is not None:
+            is_asked &= graph.types.edge_type == graph.types.edge_types.index(self.known.edge_type)
         at = self.of_labels_and_times(graph, is_asked.nonzero().view(-1))
         assert at.numel() == super().positions(graph, owner * 0).numel()
         return at[owner[receiver[at]] >= 0]
