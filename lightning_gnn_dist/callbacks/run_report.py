@@ -15,19 +15,19 @@ from lightning_gnn_dist.rounds.lightning_internals import log_numbers
 from lightning_gnn_dist.rounds.partitioned_strategy import PartitionedStrategy
 from lightning_gnn_dist.wire import collectives
 
-_COLUMNS = {  # of the table, and the figure that each shows
-    "batches": "batches",
-    "training": "training_seconds",
-    "data": "data_seconds",
-    "meetings": "meeting_seconds",
-    "validation": "validation_seconds",
-    "MB sent": "bytes_sent",
-    "in validation": "validation_bytes",
-    "MB at boundary": "boundary_bytes",
-    "MB fetched": "fetched_bytes",
-    "held": "held",
+_SECONDS, _MEGABYTES = (1.0, "{:.2f} s"), (1e6, "{:.2f}")  # what a figure is divided by, and how it is shown
+_COLUMNS = {  # of the table: the figure that each shows, how, and whether it stands there with zeros alone
+    "batches": ("batches", (1.0, "{:.0f}"), True),
+    "training": ("training_seconds", _SECONDS, True),
+    "data": ("data_seconds", _SECONDS, True),
+    "meetings": ("meeting_seconds", _SECONDS, True),
+    "validation": ("validation_seconds", _SECONDS, True),
+    "MB sent": ("bytes_sent", _MEGABYTES, True),
+    "in validation": ("validation_bytes", _MEGABYTES, False),
+    "MB at boundary": ("boundary_bytes", _MEGABYTES, False),
+    "MB fetched": ("fetched_bytes", _MEGABYTES, False),
+    "held": ("held", (1.0, "{:.0%}"), False),
 }
-_IF_ANY = ("validation_bytes", "boundary_bytes", "fetched_bytes", "held")  # no columns of zeros
 _SHARES = ("held", "coverage")  # which have no sum over ranks
 
 
@@ -157,19 +157,10 @@ def _of_data(trainer: Trainer) -> dict[str, float]:
 def _aligned(ranks: list[dict[str, float]]) -> list[str]:
     """The lines of the table."""
     columns = [["rank", *map(str, range(len(ranks)))]]
-    for title, name in _COLUMNS.items():
-        if any(rank.get(name) for rank in ranks) or (name in ranks[0] and name not in _IF_ANY):
-            columns.append([title, *(_cell(name, rank.get(name)) for rank in ranks)])
+    for title, (name, (unit, text), stays) in _COLUMNS.items():
+        if any(rank.get(name) for rank in ranks) or (name in ranks[0] and stays):
+            values = [rank.get(name) for rank in ranks]
+            columns.append([title, *("-" if value is None else text.format(value / unit) for value in values)])
     widths = [max(map(len, column)) for column in columns]
     rows = zip(*columns, strict=True)
     return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-
-
-def _cell(name: str, value: float | None) -> str:
-    if value is None:
-        return "-"
-    if name.endswith("_seconds"):
-        return f"{value:.2f} s"
-    if name.endswith("_bytes") or name == "bytes_sent":
-        return f"{value / 1e6:.2f}"
-    return f"{value:.0%}" if name in _SHARES else f"{value:.0f}"

@@ -143,14 +143,12 @@ def _serve(end: socket.socket, answer: Answer) -> None:
     with suppress(OSError, EOFError):  # the asker is gone: its own error tells why
         while True:
             kind, question = _receive(end)
-            _send(end, *_answered(answer, kind, question))
-
-
-def _answered(answer: Answer, kind: int, question: Message) -> tuple[int, Message]:
-    try:
-        return DONE, answer(kind, question)
-    except Exception as error:  # it is raised where the answer is waited for
-        return FAILED, [torch.frombuffer(bytearray(f"{type(error).__name__}: {error}", "utf-8"), dtype=torch.uint8)]
+            try:
+                outcome, said = DONE, answer(kind, question)
+            except Exception as error:  # it is raised where the answer is waited for
+                text = bytearray(f"{type(error).__name__}: {error}", "utf-8")
+                outcome, said = FAILED, [torch.frombuffer(text, dtype=torch.uint8)]
+            _send(end, outcome, said)
 
 
 def _end(ends: list[socket.socket]) -> None:
