@@ -130,25 +130,6 @@ def test_stale_rows_and_gradients_are_as_old_as_was_asked(
             assert exchange.overlap or torch.allclose(resumed[key], value, rtol=0, atol=1e-12), key
 
 
-def twice(rank: int, world_size: int, exchange: lgd.Exchange, folder: Path) -> list[Any]:
-    found, resumed, _ = fitted(rank, world_size, "SAGE", exchange, folder, 4)
-    return [found, resumed, weights_of(fit(world_size, "SAGE", exchange, 6, None)[0])]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "exchange",
-    [pytest.param(lgd.Exchange(share=0.5), marks=pytest.mark.slow), lgd.Exchange(every=2, overlap=True, share=0.3)],
-    ids=repr,
-)
-def test_what_is_drawn_is_the_same_in_every_run(exchange: lgd.Exchange, tmp_path: Path) -> None:
-    of_ranks = run_ranks(twice, 2, exchange, tmp_path)
-    for found, resumed, again in of_ranks:
-        for key, value in of_ranks[0][0].items():
-            assert torch.equal(found[key], value) and torch.equal(again[key], value) and value.isfinite().all()
-            assert exchange.overlap or torch.equal(resumed[key], value)
-
-
 PATIENCE_SECONDS = 15.0
 NEVER = 600.0  # seconds, longer than a test may take
 HOST = socket.gethostname()

@@ -104,24 +104,11 @@ def of_a_mask(out: Tensor, batch: Any) -> Tensor:
     return functional.cross_entropy(out[batch.val_mask], batch.y[batch.val_mask])
 
 
-def accuracy(out: Tensor, batch: Any) -> Tensor:
-    return (out.argmax(1) == batch.y).float().mean() + 0 * out.sum()
-
-
-def of_places(out: Tensor, batch: Any) -> Tensor:
-    places = batch.train_mask.nonzero().view(-1)
-    return functional.cross_entropy(out[places], batch.y[places])
-
-
 def metric(out: Tensor, batch: Any) -> Tensor:
     return multiclass_accuracy(out, batch.y, 2) + 0 * out.sum()
 
 
-def binary(out: Tensor, batch: Any) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(out, functional.one_hot(batch.y, 2).float())
-
-
-WHOLE_GRAPH_LOSSES = [cross_entropy, of_a_mask, accuracy, of_places, metric, binary]
+WHOLE_GRAPH_LOSSES = [cross_entropy, of_a_mask, metric]
 
 
 class WholeGraphLoss(OneLayer):

@@ -216,22 +216,6 @@ def test_a_resumed_fit_is_one_that_never_stopped(tmp_path: Path) -> None:
             assert torch.equal(stopped[key], value), key
 
 
-def two_that_hold_all(rank: int, world_size: int) -> Weights:
-    module, cut = model("SAGE", 3), unequal(weighted_data(), 2)
-    running = trainer(2, averaging(), max_epochs=ROUNDS, limit_val_batches=0, precision="64-true")
-    running.fit(module, parts(3, partitioner=cut, holding=lgd.Holding(lgd.Rotate())))
-    return weights_of(module)
-
-
-@pytest.mark.slow
-def test_two_ranks_that_rotate_have_no_node_outside() -> None:
-    owner = unequal(weighted_data(), 2).assignment.long()
-    by_hand = ByHand("SAGE", 3, lambda _: [(owner == rank, owner >= 0) for rank in range(2)])
-    for found in run_ranks(two_that_hold_all, 2):
-        for key, value in by_hand.learned(ROUNDS).items():
-            assert torch.allclose(found[key], value, rtol=0, atol=1e-12), key
-
-
 # At the first step after a meeting, the loss is that of the whole graph.
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GraphSAGE, HeteroConv, SAGEConv
+from torch_geometric.nn import HeteroConv, SAGEConv
 
 from lightning_gnn_dist import (
     Graph,
@@ -209,33 +209,6 @@ def test_a_graph_may_have_no_held_edges() -> None:
     found = best_links(trainer(1), Plain(), split, senders=[2, 9], k=4, score="dot")
     assert found is not None
     assert as_pairs(found) == by_hand(Plain(), split, [2, 9], 4, known(split, "edges", "self"), True)
-
-
-class Wrapped(pl.LightningModule):
-    """A model of PyG's, whose layers are known."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.gnn = GraphSAGE(6, 4, 2).double()
-
-    def forward(self, batch: Any) -> Tensor:
-        rows, (sender, receiver) = self.gnn(batch.x, batch.edge_index)[: batch.batch_size], batch.edge_label_index
-        return (rows[sender] * rows[receiver]).sum(1)
-
-
-def test_a_model_of_pyg_ranks_too() -> None:
-    split, module = plain_split(), Wrapped().eval()
-    rows = module.gnn(split.graph.node_arrays["x"], split.graph.to_pyg().edge_index).detach()
-    found = [
-        best_links(trainer(1), module, split, senders=[4], score=way, leave_out=["val", "test"])
-        for way in ("model", "dot")
-    ]
-    for links in found:
-        assert links is not None
-        scores = rows @ rows[4]
-        scores[[r for s, r in known(split, "val", "test") if s == 4]] = -torch.inf
-        assert links.receivers[0].tolist() == scores.sort(descending=True, stable=True).indices[:10].tolist()
 
 
 @pytest.mark.gpu

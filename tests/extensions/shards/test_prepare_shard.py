@@ -77,24 +77,6 @@ def test_it_is_the_shard_of_the_divided_graph(
     assert len({(tmp_path / f"host{index}" / "shares.json").read_text() for index in range(PARTS)}) == 1
 
 
-def test_nodes_may_be_a_table(source: Path, tmp_path: Path) -> None:
-    parquet, arrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
-    generator = np.random.default_rng(5)
-    columns = {"id": np.arange(NUM_NODES), "label": generator.integers(0, 5, NUM_NODES)}
-    columns |= {f"f{number}": generator.normal(size=NUM_NODES).astype(np.float32) for number in range(3)}
-    table, edges = tmp_path / "nodes.parquet", source / "edge_index"
-    parquet.write_table(arrow.table(columns), table, row_group_size=7)
-    expected = divided(edges, tmp_path, np.load(tmp_path / "parts.npy"), nodes=table, split=(0.5, 0.25, 0.25))
-    for index in range(PARTS):
-        given = [str(edges), str(tmp_path / "hosts"), "--nodes", str(table), "--split", "0.5", "0.25", "0.25"]
-        given += ["--shard", str(index), "--num-shards", str(PARTS), "--assignment", str(tmp_path / "parts.npy")]
-        main(["prepare", *given])
-        shard = Shard.open(tmp_path / "hosts", index)
-        assert shard.rows.node_arrays["x"].shape[1] == 3 and same(shard.rows, expected[index].rows)
-    with pytest.raises(SystemExit, match=r"y\.npy holds no arrays"):
-        main(["prepare", *given[:3], str(source / "y.npy"), "--shard", "0", "--num-shards", "2"])
-
-
 def test_shards_of_other_files_do_not_join(source: Path, tmp_path: Path) -> None:
     prepare_graph(source, tmp_path / "host", shard=OneShard(0, PARTS))
     with pytest.raises(ValueError, match=r"describes 3 shards that are not these 2"):

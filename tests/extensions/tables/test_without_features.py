@@ -279,26 +279,3 @@ def test_a_fit_is_that_of_rows_that_all_ranks_hold(world_size: int, tmp_path: Pa
     for size in {1: (2,), 2: (3,), 3: (1, 2)}[world_size]:
         for replicated, whole in run_ranks(resumed, size, str(tmp_path)):
             agree(whole, replicated)
-
-
-def on_shards(rank: int, world_size: int, where: str, in_rounds: bool) -> list[Made]:
-    warnings.filterwarnings("ignore", "You defined a `validation_step`")
-    found = []
-    for module in [Rows(), *([] if in_rounds else [owned(Rows(), "table")])]:
-        data = lgd.PartitionedDataModule(where, sampler=lgd.NeighborSampler([3, 3]), batch_size=7)
-        strategy = lgd.LLCGStrategy(lgd.EverySteps(3), **PATIENCE) if in_rounds else lgd.GrappaStrategy(**PATIENCE)
-        trainer(world_size, strategy).fit(module, data)
-        found.append(state_of(module))
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("in_rounds", [False, True])
-def test_shards_train_rows(in_rounds: bool, tmp_path: Path) -> None:
-    lgd.save_shards(bare_graph(), lgd.RandomPartitioner()(bare_graph(), 2, 0), tmp_path / "shards")
-    ranks = run_ranks(on_shards, 2, str(tmp_path / "shards"), in_rounds)
-    (first, *_), (second, *_) = ranks
-    assert differs(first, second) == 0.0
-    assert bool((first["table.weight"] != Rows().table.weight).any(1).sum() > 20)
-    for replicated, *others in ranks:
-        assert all(differs(whole, replicated) < 1e-12 for whole in others)

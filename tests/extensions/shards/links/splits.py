@@ -13,13 +13,10 @@ from lightning_gnn_dist.extensions.links.task import WholeEdges
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from tests.batch_contents import contents
 from tests.extensions.links.test_events import SENT, events
+from tests.extensions.links.test_typed_links import WRITES
+from tests.extensions.links.test_typed_links import papers as plain_papers
 from tests.graph.parted import as_shards_number_it, small_graph
 from tests.placing import placed
-from tests.typed_sage import typed_graph_of_papers
-
-WRITES: EdgeType = ("author", "writes", "paper")
-CITES: EdgeType = ("paper", "cites", "paper")
-PEERS: EdgeType = ("paper", "resembles", "paper")
 
 
 def undirected_split() -> LinkSplit:
@@ -42,9 +39,7 @@ def labelled_split() -> LinkSplit:
 @cache
 def papers() -> Graph:
     """Papers and others: some resemble each other, both ways, and what an author wrote has a price or none."""
-    data = typed_graph_of_papers(200).to_pyg()
-    ends = data[CITES].edge_index[:, :60]
-    data[PEERS].edge_index = torch.cat([ends, ends.flip(0)], 1)
+    data = plain_papers().to_pyg()
     prices = torch.rand(data[WRITES].edge_index.shape[1], generator=torch.Generator().manual_seed(0))
     data[WRITES].edge_price = torch.where(prices < 0.2, torch.nan, prices)
     data[WRITES].edge_attr = torch.stack([prices.sqrt(), prices.cos()], 1)

@@ -43,11 +43,9 @@ from tests.batch_contents import check_same
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.links.link_model import LinkSAGE, Targets, held, ranks_by_hand
+from tests.extensions.links.test_typed_links import CITES, PEERS, WRITES
 from tests.extensions.shards.graphs import joined
 from tests.extensions.shards.links.splits import (
-    CITES,
-    PEERS,
-    WRITES,
     OneHost,
     as_shards_have_it,
     content,
