@@ -203,10 +203,11 @@ def kept(name: str, num_hops: int, *, offered: Boundary | None) -> tuple[Boundar
     return known[name], f'boundary="auto" is {name}, as in the fit of the checkpoint.'
 
 
+_PLAIN = Auto()
+
+
 def boundary_of(given: Boundary | str, otherwise: Boundary) -> Boundary:
     """Return the boundary that a data module is given, or what ``"auto"``, the default of all of them, is for it."""
-    if isinstance(given, str):
-        if given != "auto":
-            raise ValueError(f'boundary must be "auto", or an object such as Isolated() or Halo(), got {shown(given)}.')
-        return otherwise
-    return otherwise if isinstance(given, Auto) and given == Auto() else given
+    if isinstance(given, str) and given != "auto":
+        raise ValueError(f'boundary must be "auto", or an object such as Isolated() or Halo(), got {shown(given)}.')
+    return otherwise if isinstance(given, str) or given == _PLAIN else given

@@ -74,6 +74,7 @@ class Boundary(ABC):
         keeps_rows: Whether ranks compute rows for each other at meetings.
         takes_shards: Whether it is for graphs of which each rank has a shard.
         takes_edges: Whether seeds may be edges.
+        seed_hops: How far from the part training nodes of other ranks are seeds of this one too.
     """
 
     sees_whole_graph: ClassVar[bool] = False
@@ -81,11 +82,7 @@ class Boundary(ABC):
     keeps_rows: ClassVar[bool] = False
     takes_shards: ClassVar[bool] = False
     takes_edges: ClassVar[bool] = False
-
-    @property
-    def seed_hops(self) -> int:
-        """How far from the part training nodes of other ranks are seeds of this one too."""
-        return 0
+    seed_hops: int = 0
 
     def check_fits(self, graph: Graph) -> None:  # noqa: B027  # optional
         """Refuse a graph that this way cannot handle."""

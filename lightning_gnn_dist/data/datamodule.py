@@ -37,7 +37,7 @@ from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.access import check_typed, chosen_seed_type, folder_of, graph_of
+from lightning_gnn_dist.homes.access import check_typed, folder_of, graph_of, with_seeds_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.run import RunContext, warn_of_slow_bfloat16
@@ -84,22 +84,22 @@ class GraphDataModule(LightningDataModule):
     # What it was made of.
 
     @property
+    def _running(self) -> RunContext:
+        return self._home.running
+
+    @property
     def trainer(self) -> Trainer | None:
         """The trainer of the run, which Lightning sets."""
-        return self._running.trainer
+        return self._home.running.trainer
 
     @trainer.setter
     def trainer(self, trainer: Trainer | None) -> None:
-        self._enter(self._running.within(trainer))
-
-    @property
-    def _running(self) -> RunContext:
-        return self._home.running
+        self._enter(self._home.running.within(trainer))
 
     def _enter(self, run: RunContext) -> None:
         """Let all that is made from here on be of this run."""
         for task in self._tasks:
-            task.home.running = run
+            task.home.enter(run)
 
     @property
     def seed(self) -> int:
@@ -216,54 +216,60 @@ class GraphDataModule(LightningDataModule):
 
     def prepare_data(self) -> None:
         """One process of every host computes the partition; the others find it in the cache."""
-        self._enter(self._running.within(self.trainer))  # whose ranks are there now
+        self.trainer = self.trainer  # whose ranks are there now
         self._home.prepare()
 
     def setup(self, stage: str) -> None:
         """Open the graph, and find out what all ranks have alike. Collective.
 
-        Ranks meet in this order: to find out who shares a host, to choose what ``boundary="auto"`` is, to agree on the
-        memory of an evaluation and on the seed, to connect shards, to read the part of a shard, and to count what each
-        of them learns.
+        Ranks meet in this order: to find out who shares a host, and to agree on the memory of an evaluation and on the
+        seed, to choose what ``boundary="auto"`` is, to connect shards, to read the part of a shard, and to count what
+        each of them learns.
         """
-        is_fit, trainer = stage == "fit", self.trainer
-        self._enter(self._running.within(trainer))
-        if is_fit:
-            self._home.begin_fit()  # first: of a fit before it may be another
-        warn_of_slow_bfloat16(trainer)
-        self._enter(self._running.agreed(is_fit=is_fit))
-        if is_fit and trainer is not None and self._running.num_ranks > 1:
-            self.boundary.check_in_fit(trainer)
-            guard_plain_ddp(trainer)  # before DDP takes rows that are not made
+        is_fit, trainer, home = stage == "fit", self.trainer, self._home
+        run = home.running.within(trainer).agreed(is_fit=is_fit)
+        if trainer is not None:
+            warn_of_slow_bfloat16(trainer)
+            if is_fit and run.num_ranks > 1:
+                home.asked.check_in_fit(trainer)
+                guard_plain_ddp(trainer)  # before DDP takes rows that are not made
         for task in self._tasks:
-            task.home.open(task.check, is_fit=is_fit and task is self._task)
-            task.begin(is_fit=is_fit and task is self._task)
+            task.begin(run, is_fit=is_fit and task is self._task)
         # To count them refuses ranks with nothing to learn from; who exchanges in every step has one batch.
-        most = self._task.most() if is_fit and not self._home.exchanges else self.batch_size
+        most = self._task.most() if is_fit and not home.exchanges else self.batch_size
         if most < self.batch_size:
             rank_zero_info(f"batch_size={self.batch_size} is above a rank's {most} seeds: a pass is one batch of all.")
 
     def train_dataloader(self) -> Batches:
-        run, size = self._home.running, self._task.num_batches()
-        if run.trainer is not None and run.num_ranks > 1:
-            guard_plain_ddp(run.trainer)
+        home, size = self._home, self._task.num_batches()
+        run, trainer, parts = home.running, home.running.trainer, home.parts()
+        if trainer is not None and run.num_ranks > 1:
+            guard_plain_ddp(trainer)
+
+        def learning(phase: int) -> Learning:
+            part = parts.at(phase)
+            if home.exchanges:
+                assert home.outside is not None
+                return home.outside.learning(part, home.seeds_of(part).places, self._task.values)
+            if self._anchors is not None and self._anchors[0] is not part:
+                self._anchors = None  # else the part before would stay in memory
+            return self._learning_of(part, size, place, home.running.seed)
+
         place = run.rank, run.num_ranks  # later others may be
-        is_cut, coverage = self._home.is_cut, self.coverage
-        parts = self._home.parts()
-        self._train_batches = Batches(
-            lambda phase: self._learning(parts.at(phase), size, place),
+        made = self._train_batches = Batches(
+            learning,
             size,
             every=parts.every,
             turns=parts.turns,
-            weigh="batch" if is_cut and coverage is not None and coverage.level == "batch" else "node",
+            weigh="batch" if home.is_cut and home.coverage is not None and home.coverage.level == "batch" else "node",
             num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
-            overfits=self.trainer is not None and self.trainer.overfit_batches > 0,  # type: ignore[attr-defined]
-            **self._running.options_of_batches,
+            overfits=trainer is not None and trainer.overfit_batches > 0,  # type: ignore[attr-defined]
+            **run.options_of_batches,
         )
-        if self._home.exchanges:
-            self._train_batches.move_to(0)  # now, as all ranks are here
-        self._loaders.append(self._train_batches)
-        return self._train_batches
+        if home.exchanges:
+            made.move_to(0)  # now, as all ranks are here
+        self._loaders.append(made)
+        return made
 
     def val_dataloader(self) -> Batches:
         return self._evaluates(self._judging.judged("val"))
@@ -294,9 +300,7 @@ class GraphDataModule(LightningDataModule):
             loader.close()
         vars(self).update(self._at_rest())
         for task in self._tasks:
-            task.home.close()
-            task.rest()
-            task.home.rest()
+            task.close()
         if "exactness" in vars(self):
             self.exactness.forget()
 
@@ -382,15 +386,6 @@ class GraphDataModule(LightningDataModule):
     def _evaluates(self, judged: Judged) -> Batches:
         self._loaders.append(evaluation_of(judged, self._judging.home, self.exactness, self))
         return self._loaders[-1]
-
-    def _learning(self, part: Graph, num_batches: int, place: tuple[int, int]) -> Learning:
-        if self._home.exchanges:
-            inputs = self._task.inputs_of(part, part.split("train"))
-            assert self._home.outside is not None
-            return self._home.outside.learning(part, inputs, self._task.values)
-        if self._anchors is not None and self._anchors[0] is not part:
-            self._anchors = None  # else the part before would stay in memory
-        return self._learning_of(part, num_batches, place, self.seed)
 
     def _learning_of(self, part: Graph, num_batches: int, place: tuple[int, int], seed: int) -> Learning:
         """Return what training batches of a part are made of. No two parts are dealt alike."""
@@ -497,8 +492,7 @@ class PartitionedDataModule(GraphDataModule):
         self._given |= {"holding": holding, "boundary": boundary, "global_batching": global_batching}
         self._given |= {"evaluation": evaluation, "coverage": coverage, "task": task}
         if isinstance(where, Graph):
-            kind = chosen_seed_type(where.types, task, "this one")
-            whole = where if kind is None or kind == where.types.seeds else where.with_seeds(kind)
+            whole = with_seeds_of(where, task)
             check_typed(whole.types, settings, asked, whole)
             learned: Task = NodeTask(LocalGraph(whole, running, partitioner, holding, asked, coverage), values)
             learned.check(whole)

@@ -14,13 +14,12 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batches import Batches, Deal, Learning
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
-from lightning_gnn_dist.boundary.boundary import seeds_around
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.local_graph import train_nodes
-from lightning_gnn_dist.homes.run import ForgetsRun
+from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
 from lightning_gnn_dist.layers.choice import Judged, is_limited
 from lightning_gnn_dist.layers.exactness import Exactness
 from lightning_gnn_dist.layers.layered_loader import EvaluationLoader
@@ -79,9 +78,14 @@ class Task(ForgetsRun, ABC):
         if graph.path is None:
             self.values.of_arrays(graph)
 
-    @abstractmethod
-    def begin(self, *, is_fit: bool) -> None:
-        """Refuse ranks with nothing to learn. Collective."""
+    def begin(self, run: RunContext, *, is_fit: bool) -> None:
+        """Enter a run, and refuse ranks with nothing to learn. Collective."""
+        self.home.begin(run, self.check, is_fit=is_fit)
+
+    def close(self) -> None:
+        """End what runs in the background, and forget what only the run has."""
+        self.home.close()
+        self.rest()
 
     @abstractmethod
     def most(self) -> int:
@@ -100,10 +104,6 @@ class Task(ForgetsRun, ABC):
         """Return what batches of a part are made of, after a check of its values; ``deal`` takes what :class:`Deal`
         does but for the number of batches and the seed. The rank's own seeds come first.
         """
-
-    def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor | None:
-        """Return where each seed of a part stands among all training nodes of the graph, or None for edges."""
-        return None
 
     @abstractmethod
     def across(self, sampler: Sampler) -> Sampler:
@@ -158,8 +158,13 @@ class NodeTask(Task):
         self.values.of_labels(graph, train_nodes(graph), "train_mask")
         super().check_whole(graph)
 
-    def begin(self, *, is_fit: bool) -> None:
-        self.home.begin_nodes(self.num_batches, is_fit=is_fit)
+    def begin(self, run: RunContext, *, is_fit: bool) -> None:
+        super().begin(run, is_fit=is_fit)
+        if self.home.folder is not None and isinstance(ours := run.settings.training_sampler, SeesByTime):
+            assert self.home.rows is not None
+            ours.check_shard(self.home.rows)
+        if is_fit:
+            self.home.begin_nodes(self.num_batches)
 
     def most(self) -> int:
         return self.home.most_nodes()
@@ -168,17 +173,12 @@ class NodeTask(Task):
         return self.home.split("train")
 
     def learned(self, part: Graph, deal: Callable[..., Deal]) -> Learning:
-        home, own = self.home, self.home.own_seeds(part)
-        self.values.of_training(part, own)
-        seeds, source = home.training_source(part, own, home.running.settings.training_sampler)
-        if (hops := home.boundary.seed_hops) and home.is_cut:
-            around = seeds_around(part, home.own_nodes(part), home.shown(part).node_arrays["train_mask"], hops)
-            self.values.of_labels(part, around, "train_mask")
-            seeds = torch.cat([seeds, around])
-        return Learning(source, deal(seeds, inputs=self.inputs_of(part, seeds), num_taken=own.numel()))
-
-    def inputs_of(self, part: Graph, seeds: Tensor) -> Tensor:
-        return self.home.places_of(part, seeds)
+        seeds = self.home.seeds_of(part)
+        self.values.of_training(part, seeds.own)
+        if seeds.others.numel():
+            self.values.of_labels(part, seeds.others, "train_mask")
+        source = self.home.training_source(part, self.home.running.settings.training_sampler)
+        return Learning(source, deal(seeds.asked, inputs=seeds.places, num_taken=seeds.own.numel()))
 
     def across(self, sampler: Sampler) -> Sampler:
         return sampler

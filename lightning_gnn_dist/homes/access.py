@@ -42,6 +42,22 @@ class Owners(NamedTuple):
     ranks: Tensor
 
 
+class Seeds(NamedTuple):
+    """The training nodes that a rank learns from.
+
+    Attributes:
+        own: Its own, by their ids in the part.
+        others: Those of other ranks that are seeds of this one too, by their ids in the part.
+        asked: All of them, its own first, by the ids that the source of their batches knows.
+        places: Where each of these stands among all training nodes of the graph.
+    """
+
+    own: Tensor
+    others: Tensor
+    asked: Tensor
+    places: Tensor
+
+
 class Phases(NamedTuple):
     """The parts that a rank trains on.
 
@@ -64,14 +80,29 @@ class GraphAccess(ForgetsRun, ABC):
     Args:
         running: The run, and how its batches are made.
         boundary: What becomes of senders outside the part.
-        coverage: Gives nodes weights for the loss. With None there are none.
+        coverage: Gives nodes weights for the loss, where the boundary loses some of what they see.
+
+    Attributes:
+        whole: The graph, where every host has it.
+        rows: What of its rows this process has; None before it has any.
+        folder: The folder where this host has some of the graph; None where it has all.
+        types: The types of nodes and edges; a graph without types has one of each, without a name.
+        asked: The boundary that the user gave; ``boundary`` is what it is in this run.
+        is_cut: Whether this rank trains on less than the whole graph.
+        exchanges: Whether ranks exchange rows in every step.
     """
 
-    whole: Graph | None = None  # the graph, where every host has it
+    whole: Graph | None = None
+    rows: Graph | None = None
+    folder: Path | None = None
+    types: TypeRanges
+    is_cut: bool
+    exchanges: bool
 
     def __init__(self, running: RunContext, boundary: Boundary, coverage: Coverage | None) -> None:
-        self.running, self.boundary, self.coverage = running, boundary, coverage
+        self.asked, self._weighs = boundary, coverage
         self._outside: tuple[Boundary, Outside | None] | None = None
+        self.enter(running, boundary)
 
     # The graph.
 
@@ -79,11 +110,6 @@ class GraphAccess(ForgetsRun, ABC):
     @abstractmethod
     def fingerprint(self) -> str:
         """A hash of the graph, by which a strategy sees whether all ranks have the same one."""
-
-    @property
-    @abstractmethod
-    def types(self) -> TypeRanges:
-        """The types of nodes and edges; a graph without types has one of each, without a name."""
 
     @property
     @abstractmethod
@@ -96,19 +122,9 @@ class GraphAccess(ForgetsRun, ABC):
         return self.types.nodes_of(self.types.seed_type())
 
     @property
-    def folder(self) -> Path | None:
-        """The folder where this host has some of the graph; None where it has all."""
-        return None
-
-    @property
     def digests(self) -> dict[str, Any]:
         """Digests of what else ranks must have alike: the graph's arrays, and which rank holds what."""
         return {}
-
-    @property
-    @abstractmethod
-    def rows(self) -> Graph | None:
-        """The rows of the graph that this process has; None before it has any."""
 
     @abstractmethod
     def split(self, name: str) -> Tensor:
@@ -116,20 +132,33 @@ class GraphAccess(ForgetsRun, ABC):
 
     # The run.
 
+    def enter(self, run: RunContext, boundary: Boundary | None = None) -> None:
+        """Be in a run from here on, with a boundary that was chosen for it, if one was."""
+        self.running = run
+        if boundary is not None:
+            self.boundary = boundary
+            self.coverage = None if boundary.exchanges or boundary.keeps_rows else self._weighs
+        self.is_cut = run.num_ranks > 1 and not self.boundary.sees_whole_graph
+        self.exchanges = self.is_cut and self.boundary.exchanges
+
     def prepare(self) -> None:  # optional
         """Do what one process of each host does for all."""
 
-    def begin_fit(self) -> None:  # optional
-        """Find out who holds parts together, and what ``boundary="auto"`` is in the fit that begins. Collective."""
-
     @abstractmethod
-    def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
-        """Open the graph, let ``check`` refuse what of it is here, and in a fit read the part. Collective."""
+    def begin(self, run: RunContext, check: Callable[[Graph], None], *, is_fit: bool) -> None:
+        """Enter a run that all ranks have agreed on: open the graph, and in a fit settle the part. Collective.
+
+        Args:
+            run: The run.
+            check: Refuses what of the graph was not here before.
+            is_fit: Whether this graph is trained on.
+        """
 
     def close(self) -> None:
-        """End what runs in the background, and free what it has taken."""
+        """End what runs in the background, and forget what only the run has."""
         if self._outside is not None and self._outside[1] is not None:
             self._outside[1].close()
+        self.rest()
 
     def at_rest(self) -> dict[str, Any]:
         return {"_outside": None}
@@ -153,16 +182,6 @@ class GraphAccess(ForgetsRun, ABC):
         return {}
 
     # The part.
-
-    @property
-    def is_cut(self) -> bool:
-        """Whether this rank trains on less than the whole graph."""
-        return self.running.num_ranks > 1 and not self.boundary.sees_whole_graph
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether ranks exchange rows in every step."""
-        return self.boundary.exchanges and self.is_cut
 
     @property
     def outside(self) -> Outside | None:
@@ -201,31 +220,22 @@ class GraphAccess(ForgetsRun, ABC):
 
     # Training nodes.
 
-    @abstractmethod
-    def begin_nodes(self, num_batches: Callable[[], int], *, is_fit: bool) -> None:
-        """Refuse ranks with no node to learn; ``num_batches`` returns the batches of a pass. Collective."""
+    def begin_nodes(self, num_batches: Callable[[], int]) -> None:  # optional
+        """Refuse ranks with no node to learn in a fit; ``num_batches`` returns the batches of a pass. Collective."""
 
     @abstractmethod
     def most_nodes(self) -> int:
-        """Return how many nodes the rank learns that learns most, the same on all ranks."""
+        """Return how many nodes the rank learns that learns most, the same on all ranks. Collective, the first time."""
 
     @abstractmethod
-    def own_nodes(self, part: Graph) -> Tensor:
-        """Return the nodes of a part that are the rank's own."""
-
-    @abstractmethod
-    def own_seeds(self, part: Graph) -> Tensor:
-        """Return the training nodes of a part that are the rank's own."""
-
-    @abstractmethod
-    def places_of(self, part: Graph, seeds: Tensor) -> Tensor:
-        """Return where each seed of a part stands among all training nodes of the graph."""
+    def seeds_of(self, part: Graph) -> Seeds:
+        """Return what the rank learns from of a part."""
 
     # Batches.
 
     @abstractmethod
-    def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, BatchSource]:
-        """Return seeds of a part, by the ids that the source of their batches knows, and this source."""
+    def training_source(self, part: Graph, sampler: Sampler) -> BatchSource:
+        """Return the source of batches of a part."""
 
     @abstractmethod
     def whole_source(self, sampler: Sampler) -> BatchSource:
@@ -292,6 +302,12 @@ def graph_of(given: Graph | Data | HeteroData | str | Path) -> Graph:
         return Graph.open(check_path("graph", given))
     check_instance("graph", given, Data | HeteroData, "a Graph, a PyG Data, or the path of a saved graph or of shards")
     return Graph.from_pyg(given)
+
+
+def with_seeds_of(graph: Graph, task: str | None) -> Graph:
+    """Return a graph whose seeds are of the type ``task``, by default the one that it has chosen or that has a mask."""
+    kind = chosen_seed_type(graph.types, task, "this one")
+    return graph if kind is None or kind == graph.types.seeds else graph.with_seeds(kind)
 
 
 def chosen_seed_type(types: TypeNames, task: str | None, whose: str) -> str | None:

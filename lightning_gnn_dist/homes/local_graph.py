@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.source import BatchSource, Finish, GraphSource
 from lightning_gnn_dist.boundary.auto import Auto, Parts, Pass, chosen, kept, short_name
-from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
+from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, seeds_around
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.graph import Graph, sampled_digest, with_arrays
@@ -25,9 +24,9 @@ from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.homes.access import GraphAccess, Owners, Phases, Shown
+from lightning_gnn_dist.homes.access import GraphAccess, Owners, Phases, Seeds, Shown
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
-from lightning_gnn_dist.homes.residency import Fixed, Holding, Residency, bytes_held, default_period, held_by_all
+from lightning_gnn_dist.homes.residency import Fixed, Holding, Plan, bytes_held, default_period
 from lightning_gnn_dist.homes.run import Host, RunContext
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.choice import Counter, Judged, seeds_at_once
@@ -36,159 +35,13 @@ from lightning_gnn_dist.layers.layered_loader import ReadyRows
 from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.layers.through_layers import Layer, has_layers, whole_graph_arrays
 from lightning_gnn_dist.names import extension, offered
-from lightning_gnn_dist.partition.base import Cut, Partition, Partitioner, learned_from
+from lightning_gnn_dist.partition.base import Cut, Partition
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.channel import Channel
-from lightning_gnn_dist.wire.memory import memory_bytes
 
 _BESIDE = 1 << 28  # bytes of a rank beside what it holds of a graph and of batches, at most
-_LOOKED_AT = 4  # super-epochs whose parts are counted to choose a boundary
-_HORIZON = 16  # super-epochs whose largest part decides the number of batches of a pass, however long the run
 _LONGEST = 1000  # super-epochs, at most, that are searched for ranks with nothing to learn from
-
-CountSeeds = Callable[[Tensor], Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
-    """How a graph is cut for a number of ranks, and which of them holds what. It is the same on all ranks.
-
-    Args:
-        graph: The whole graph.
-        named: Cuts the graph into chunks; or a ready partition. None: what suits the size.
-        holding: Which chunks a rank holds, and which random nodes of others.
-        num_parts: How many ranks, or hosts, hold a part.
-        seed: Decides everything random.
-        look_alike: Whether parts must look alike where none is named, as models that learn from them are averaged.
-        is_told: Whether the log says why another than METIS cuts, where none is named.
-
-    Attributes:
-        residency: Which chunks a rank holds.
-        turns: The super-epochs of an epoch, in each of which a rank learns from some of its seeds.
-        sweep: The super-epochs until a rank has held all that it will hold.
-        changes: Whether a rank's part changes.
-        has_parts: Whether a rank holds less than the graph at a time, if its boundary does not see all of it.
-    """
-
-    graph: Graph
-    named: Partitioner | Partition | None
-    holding: Holding
-    num_parts: int
-    seed: int
-    look_alike: bool = False
-    is_told: bool = True
-    residency: Residency = field(init=False)
-    turns: int = field(init=False)
-    sweep: int = field(init=False)
-    changes: bool = field(init=False)
-    has_parts: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        residency, num_parts = self.holding.residency, self.num_parts
-        turns, sweep = residency.turns(num_parts), residency.sweep(num_parts)
-        vars(self).update(residency=residency, turns=turns, sweep=sweep)
-        vars(self).update(changes=sweep > 1, has_parts=num_parts > 1 or turns > 1)
-
-    @cached_property
-    def partitioner(self) -> Partitioner | Partition:
-        """What cuts the graph."""
-        found = self.residency.partitioner(self.graph) if self.named is None else self.named
-        if found is not None:
-            return found
-        how = {"look_alike": self.look_alike, "is_told": self.is_told}
-        suited: Partitioner = extension("default partitioner")(self.graph.num_edges, memory_bytes(), **how)
-        return suited
-
-    @cached_property
-    def partition(self) -> Partition:
-        """The partition, from the cache or computed and put there."""
-        num_chunks, partitioner = self.residency.num_chunks(self.num_parts), self.partitioner
-        if not isinstance(partitioner, Partition):
-            if hasattr(partitioner, "reader"):  # the graph itself is where they are kept
-                return partitioner(self.graph, num_chunks, self.seed)
-            of = self.graph, partitioner, num_chunks, self.seed, self.holding.cache_dir
-            found: Partition = extension("kept partition")(*of)
-            return found
-        if partitioner.num_parts != num_chunks or partitioner.assignment.numel() != self.graph.num_nodes:
-            raise ValueError(
-                f"The partition has {partitioner.num_parts} parts of {partitioner.assignment.numel()} nodes in all, "
-                f"but {self.num_parts} ranks hold {num_chunks} parts of a graph of {self.graph.num_nodes} nodes: give "
-                "a partitioner instead, or as many parts."
-            )
-        return partitioner
-
-    def owner(self, super_epoch: int) -> Tensor:
-        """Return the rank that learns from each chunk, -1 of one that nobody holds: int64, shape ``(num_chunks,)``."""
-        owner = torch.full((self.residency.num_chunks(self.num_parts),), -1)
-        for rank, held in enumerate(held_by_all(self.residency, super_epoch, self.num_parts, self.seed)):
-            owner[list(held.own)] = rank
-        return owner
-
-    def by_rank(self) -> Partition:
-        """Return the partition that maps each node to the rank that learns from it in super-epoch 0, or in epoch 0."""
-        owner = torch.stack([self.owner(turn) for turn in range(self.turns)]).amax(0)  # one turn holds a chunk
-        return Partition(owner.to(torch.int32)[self.partition.assignment], self.num_parts)
-
-    def reader(self, rank: int, boundary: Boundary, coverage: Coverage | None) -> PartReader:
-        """Return the reader of one rank's parts."""
-        read_chunks = self.partitioner.reader(self.graph) if hasattr(self.partitioner, "reader") else None
-        place = self.partition, self.holding, rank, self.num_parts, self.seed
-        return PartReader(self.graph, *place, boundary, coverage, read_chunks)
-
-    def parts(self, rank: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield what a rank holds without a halo, and what of it it learns from, in the first super-epochs."""
-        reader, is_seed = self.reader(rank, Isolated(), None), learned_from(self.graph, self.graph.types.seeds)
-        for super_epoch in range(min(self.sweep, _LOOKED_AT)):
-            residents, num_own = reader.residents(super_epoch)
-            own = residents[:num_own]
-            yield residents, own[is_seed[own]]
-
-    def learned_by_ranks(self) -> list[int]:
-        """Return how many nodes each rank learns from in super-epoch 0; all count where no mask tells."""
-        owners = self.by_rank().assignment[learned_from(self.graph, self.graph.types.seeds)]
-        return owners.bincount(minlength=self.num_parts).tolist()
-
-    def most_seeds(self, num_super_epochs: int | None = None) -> int:
-        """Return the number of training nodes of the rank that has most in any of so many super-epochs.
-
-        Refuse it if some rank has none in one of them. All ranks raise or none.
-        """
-        nodes = train_nodes(self.graph)
-        if not self.has_parts:
-            return nodes.numel()
-        per_chunk = torch.bincount(self.partition.assignment[nodes], minlength=self.partition.num_parts)
-        otherwise = 'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes'
-
-        def count(owner: Tensor) -> Tensor:
-            is_held = owner >= 0
-            return torch.bincount(owner[is_held], per_chunk[is_held], self.num_parts)
-
-        otherwise = otherwise if self.turns == 1 else "hold more chunks at a time"
-        return self.most(f"{nodes.numel()} training nodes", count, otherwise, num_super_epochs)
-
-    def most(self, what: str, count: CountSeeds, otherwise: str, num_super_epochs: int | None = None) -> int:
-        """Return the number of seeds of the rank that has most in any of some super-epochs; refuse ranks without any.
-
-        Every rank sees the same counts, so all of them raise or none.
-
-        Args:
-            what: The number and name of the seeds, for an error.
-            count: Maps the rank of each chunk, shape ``(num_chunks,)``, to the seeds of each rank.
-            otherwise: What else than fewer ranks gives each rank seeds.
-            num_super_epochs: How many are looked at where parts change. Default: the first 16.
-        """
-        looked_at, most = max(_HORIZON, self.turns) if num_super_epochs is None else num_super_epochs, 0
-        for super_epoch in range(looked_at if self.changes else 1):
-            seeds = count(self.owner(super_epoch))
-            if bool((seeds == 0).any()):
-                when = f" in super-epoch {super_epoch}" if self.changes else ""
-                raise ValueError(
-                    f"The chunks of rank {int(seeds.argmin())} of {self.num_parts} hold none of the {what}{when}, so "
-                    f"it would have nothing to learn from: use fewer ranks, {otherwise}."
-                )
-            most = max(most, int(seeds.max()))
-        return most
 
 
 class LocalGraph(GraphAccess):
@@ -204,9 +57,14 @@ class LocalGraph(GraphAccess):
         coverage: Weighs nodes by the share of their neighbourhood in the part. With None there are no weights.
         fingerprint: A hash of what ranks must have alike. Default: the graph's.
         shown: Returns a part of a split as batches show it, without the labels that are asked for. Default: of nodes.
+
+    Attributes:
+        graph: The graph, as batches show it.
+        plan: How it is cut in this run.
     """
 
     whole: Graph
+    types: GraphTypes
 
     def __init__(
         self,
@@ -220,40 +78,32 @@ class LocalGraph(GraphAccess):
         fingerprint: str | None = None,
         shown: Shown | None = None,
     ) -> None:
-        named = None if isinstance(partitioner, str) and partitioner == "auto" else partitioner
-        self.holding = _checked(graph, named, holding, boundary)
-        self.asked = Isolated() if isinstance(boundary, Auto) and self.holding.residency.turns(1) > 1 else boundary
-        self.asked.check_fits(graph)
+        self._named = None if isinstance(partitioner, str) and partitioner == "auto" else partitioner
+        self.holding = _checked(graph, self._named, holding, boundary)
+        if isinstance(boundary, Auto) and self.holding.residency.turns(1) > 1:
+            boundary = Isolated()
+        boundary.check_fits(graph)
         if graph.path is None:  # arrays in RAM may have been changed since the graph was built
             graph.check_edges()
-        super().__init__(running, self.asked, coverage)
+        self.whole = self.rows = graph
+        self.graph, self.types = graph if shown is None else shown(graph), graph.types
+        self._fingerprint, self._shown_edges = fingerprint, shown
+        self._plans: dict[tuple[int, bool, bool], Plan] = {}
+        self._parts: PartSwitcher | None = None
+        self._period: int | None = None
         loading = running.settings.loading
         self._sources: Any = None  # makes the batches of a graph whose rows do not lie in RAM
+        self._evaluation: Any = None  # those of an evaluation, where the graph is larger than what is free
         if loading.cache_bytes is not None or loading.sample_on != "cpu":
             name = "rows on devices" if loading.cache_bytes is None else "rows in files"
             self._sources = extension(name).of(running.settings, graph)
-        self._evaluation: Any = None  # where the graph is larger than what is free
-        self.whole, self._weighs = graph, coverage
-        self._partitioner, self._fingerprint, self._shown_edges = named, fingerprint, shown
-        self._plans: dict[tuple[int, bool, bool], Plan] = {}
-        self._take(self.asked)
-        self._parts: PartSwitcher | None = None
-        self._period: int | None = None
+        super().__init__(running, boundary, coverage)
 
     # The graph.
 
     @property
-    def graph(self) -> Graph:
-        """The graph, as batches show it."""
-        return self.shown(self.whole)
-
-    @property
     def fingerprint(self) -> str:
         return self.whole.fingerprint if self._fingerprint is None else self._fingerprint
-
-    @property
-    def types(self) -> GraphTypes:
-        return self.whole.types
 
     @property
     def about(self) -> str:
@@ -269,23 +119,20 @@ class LocalGraph(GraphAccess):
         arrays = {name: array for name, array in self.whole.arrays.items() if name not in ("indptr", "indices")}
         parts, plan = hashlib.blake2b(digest_size=16), self.plan
         if plan.num_parts > 1:
-            held = [held_by_all(plan.residency, super_epoch, plan.num_parts, plan.seed) for super_epoch in range(2)]
-            parts.update(f"{plan.seed} {held}".encode())
+            parts.update(f"{plan.seed} {[plan.held(0), plan.held(1)]}".encode())
             parts.update(plan.partition.assignment.contiguous().numpy().data)
         digest, values = sampled_digest(arrays)
         return {"arrays": digest, "values": values, "parts": parts.hexdigest()}
 
-    @property
-    def rows(self) -> Graph:
-        return self.whole
-
     def split(self, name: str) -> Tensor:
         return self.whole.split(name)
 
-    @property
-    def plan(self) -> Plan:
-        """How the graph is cut in this run."""
-        return self.plan_for(self.running.num_ranks)
+    # The run.
+
+    def enter(self, run: RunContext, boundary: Boundary | None = None) -> None:
+        super().enter(run, boundary)
+        self.plan = self.plan_for(run.num_ranks)
+        self.is_cut |= self.plan.turns > 1
 
     def plan_for(self, num_parts: int) -> Plan:
         """Return how the graph is cut for a number of ranks, or hosts."""
@@ -294,57 +141,54 @@ class LocalGraph(GraphAccess):
         key = num_parts, to_averages and isinstance(self.holding.residency, Fixed), self.running.num_ranks > 1
         if key not in self._plans:
             seed = self.running.settings.seed_of_parts
-            self._plans[key] = Plan(self.whole, self._partitioner, self.holding, num_parts, seed, *key[1:])
+            self._plans[key] = Plan(self.whole, self._named, self.holding, num_parts, seed, *key[1:])
         return self._plans[key]
-
-    # The run.
 
     def prepare(self) -> None:
         if self.running.stage == TrainerFn.FITTING and self.plan.has_parts:
             # An error here would stop this rank alone. In setup() all ranks meet it, and stop together.
             with suppress(ValueError, TypeError):
-                self.partition(self.running.num_ranks)
+                _ = self.plan.partition
 
-    def begin_fit(self) -> None:
-        if not self.plan.has_parts:
+    def begin(self, run: RunContext, check: Callable[[Graph], None], *, is_fit: bool) -> None:
+        """Choose what ``boundary="auto"`` is, and compare what a fit takes with the memory that is there."""
+        self.enter(run)
+        if not is_fit:
             return
-        if self._partitioner is None:
+        if self.plan.has_parts and self._named is None:
             rank_zero_info(f"{self.plan.partitioner} cuts the graph, as no partitioner was named.")
-        if isinstance(self.asked, Auto):
-            parts, device = [self.plan.parts(self.running.rank)], self.running.device
-            self._take(*self._chosen(self.asked, self.plan, parts, device=device, offered=self._offered()))
-
-    def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
-        """Compare what a fit takes with the memory that is there: the graph is open, and was looked at."""
-        most, bulk_size = bytes_held(self.whole), self.running.settings.loading.bulk_size
-        of_rank = (4 * bulk_size + 3) * most + _BESIDE  # if all is counted as large as it can be
-        is_short = is_fit and any(host.ranks * of_rank + 2 * most > host.free for host in self.running.hosts)
+        if self.plan.has_parts and isinstance(self.asked, Auto):
+            mine = [self.plan.first_parts(run.rank)]
+            self._take(self._chosen(self.plan, mine, device=run.device, offered=self._offered()))
+        most = bytes_held(self.whole)
+        of_rank = (4 * run.settings.loading.bulk_size + 3) * most + _BESIDE  # if all counts as large as it can be
+        is_short = any(host.ranks * of_rank + 2 * most > host.free for host in run.hosts)
         if is_short and (needs := offered("memory of a fit")):
-            needs.check(self.plan, self.running, is_cut=self.is_cut, sweeps=self._shown_edges is None)
+            needs.check(self.plan, run, is_cut=self.is_cut, sweeps=self._shown_edges is None)
 
     def close(self) -> None:
-        super().close()
         if self._parts is not None:
             self._parts.close()
         for sources in (self._sources, self._evaluation):
             if sources is not None:
                 sources.close(self.graph)
+        super().close()
 
     def at_rest(self) -> dict[str, Any]:
-        mine = {"_parts": None, "_evaluation": None}
-        return super().at_rest() | mine
+        return super().at_rest() | {"_parts": None, "_evaluation": None}
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed fit keeps: passes in a super-epoch, and what "auto" has chosen."""
         state: dict[str, Any] = {} if self.every() is None else {"repartition_every": self.every()}
-        return state | ({"boundary": short_name(self.boundary)} if self._has_chosen() else {})
+        return state | ({} if self.boundary is self.asked else {"boundary": short_name(self.boundary)})
 
     def restore(self, state: dict[str, Any]) -> None:
         if self.holding.every is None:
             self._period = state.get("repartition_every")
         name = state.get("boundary")
-        if self._has_chosen() and name not in (None, short_name(self.boundary)):
-            self._take(*kept(name, self.running.settings.training_sampler.num_hops, offered=self._offered()))
+        if self.boundary is not self.asked and name not in (None, short_name(self.boundary)):
+            num_hops = self.running.settings.training_sampler.num_hops
+            self._take(kept(name, num_hops, offered=self._offered()))
 
     @property
     def figures(self) -> dict[str, float]:
@@ -354,17 +198,11 @@ class LocalGraph(GraphAccess):
             figures |= {} if each is None else each.figures
         return figures
 
-    # The boundary.
+    # What "auto" is in a fit.
 
-    def _take(self, boundary: Boundary, reason: str = "") -> None:
-        """Treat the edges that leave the part in this way from now on, and say why."""
-        if reason:
-            rank_zero_info(reason)
-        loses_nothing = boundary.exchanges or boundary.keeps_rows
-        self.boundary, self.coverage = boundary, None if loses_nothing else self._weighs
-
-    def _has_chosen(self) -> bool:
-        return isinstance(self.asked, Auto) and not isinstance(self.boundary, Auto)
+    def _take(self, chosen: tuple[Boundary, str]) -> None:
+        rank_zero_info(chosen[1])
+        self.enter(self.running, chosen[0])
 
     def _offered(self) -> Boundary | None:
         """Return what ``boundary="auto"`` may be before a halo in this fit, if a user allows it and it can be."""
@@ -374,11 +212,12 @@ class LocalGraph(GraphAccess):
         offered = asked.offered()
         return offered if offered is not None and offered.suits(self.running.settings, trainer) else None
 
-    def _chosen(self, asked: Auto, plan: Plan, parts: Sequence[Parts], **how: Any) -> tuple[Boundary, str]:
+    def _chosen(self, plan: Plan, parts: Sequence[Parts], **how: Any) -> tuple[Boundary, str]:
         """Return what ``"auto"`` is on some parts, and a line for the log."""
+        assert isinstance(self.asked, Auto)
         settings, layered = self.running.settings, has_layers(self.running.module)
         steps = Pass(settings.training_sampler, settings.batch_size, plan.learned_by_ranks(), layered)
-        return chosen(asked, self.whole, parts, steps, on_host=plan.num_parts, **how)
+        return chosen(self.asked, self.whole, parts, steps, on_host=plan.num_parts, **how)
 
     # The part.
 
@@ -388,35 +227,32 @@ class LocalGraph(GraphAccess):
     def every(self) -> int | None:
         """Return the passes in a super-epoch, or None if a rank's part never changes."""
         plan, trainer = self.plan, self.running.trainer
-        if not plan.changes or plan.turns > 1:
-            return 1 if plan.changes else None
+        if plan.sweep == 1 or plan.turns > 1:
+            return None if plan.sweep == 1 else 1
         return self.holding.every or self._period or default_period(trainer.max_epochs if trainer else None, plan.sweep)
 
-    @property
-    def is_cut(self) -> bool:
-        return self.plan.has_parts and not self.boundary.sees_whole_graph
-
     def parts(self) -> Phases:
-        if self.plan.turns > 1:
+        turns = self.plan.turns
+        if turns > 1:
             self.holding.residency.begin_training(self.running.trainer)
         if not self.is_cut:
-            return Phases(lambda _: self.graph, turns=self.plan.turns)
-        return Phases(self.own_parts().at, self.every(), self.plan.turns)
+            return Phases(lambda _: self.graph, turns=turns)
+        return Phases(self.own_parts().at, self.every(), turns)
 
     def running_part(self) -> Graph:
         return self.own_parts().current() if self.is_cut else self.graph
 
     def part(self, rank: int, num_parts: int, super_epoch: int) -> Graph:
         """Return what a rank trains on in a super-epoch. Before a fit ``"auto"`` is what it would be on this host."""
-        if num_parts == 1 and self.holding.residency.turns(1) == 1:
+        if num_parts == 1 and self.plan_for(1).turns == 1:
             return self.whole
         return self._reader(rank, num_parts).read(super_epoch).graph
 
-    def _reader(self, number: int, num_parts: int) -> PartReader:
+    def _reader(self, rank: int, num_parts: int) -> PartReader:
         plan, boundary = self.plan_for(num_parts), self.boundary
         if isinstance(boundary, Auto):
-            boundary, _ = self._chosen(boundary, plan, [plan.parts(each) for each in range(num_parts)])
-        return plan.reader(number, boundary, self.coverage)
+            boundary, _ = self._chosen(plan, [plan.first_parts(each) for each in range(num_parts)])
+        return PartReader(plan, rank, boundary, self.coverage)
 
     def own_parts(self) -> PartSwitcher:
         """Return the parts of this rank."""
@@ -463,13 +299,13 @@ class LocalGraph(GraphAccess):
 
     # Training nodes.
 
-    def begin_nodes(self, num_batches: Callable[[], int], *, is_fit: bool) -> None:
+    def begin_nodes(self, num_batches: Callable[[], int]) -> None:
         """Refuse a fit in which some rank has nothing to learn in some super-epoch. All ranks raise or none.
 
         Each epoch counts as if it were a pass.
         """
         trainer, every = self.running.trainer, self.every()
-        if not is_fit or not self.is_cut or every is None:
+        if not self.is_cut or every is None:
             return
         num_super_epochs = 1.0
         if trainer is not None:
@@ -477,21 +313,37 @@ class LocalGraph(GraphAccess):
             epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
             passes = min(steps * trainer.accumulate_grad_batches / num_batches(), epochs * self.plan.turns)
             num_super_epochs = passes / every
-        self.plan.most_seeds(math.ceil(min(num_super_epochs, _LONGEST)))
+        self.most_nodes(math.ceil(min(num_super_epochs, _LONGEST)))
 
-    def most_nodes(self) -> int:
-        return self.plan.most_seeds()
+    def most_nodes(self, num_super_epochs: int | None = None) -> int:
+        """Return how many nodes the rank learns that learns most, in any of so many super-epochs.
 
-    def own_nodes(self, part: Graph) -> Tensor:
-        return self._is_own(part.node_arrays["n_id"]).nonzero().view(-1)
+        Refuse it if some rank has none in one of them. All ranks raise or none.
+        """
+        nodes, plan = train_nodes(self.whole), self.plan
+        if not plan.has_parts:
+            return nodes.numel()
+        per_chunk = torch.bincount(plan.partition.assignment[nodes], minlength=plan.partition.num_parts)
 
-    def own_seeds(self, part: Graph) -> Tensor:
-        seeds = part.split("train")
-        return seeds if part is not self.whole or self.running.num_ranks == 1 else seeds[self._is_own(seeds)]
+        def count(owner: Tensor) -> Tensor:
+            is_held = owner >= 0
+            return torch.bincount(owner[is_held], per_chunk[is_held], plan.num_parts)
 
-    def places_of(self, part: Graph, seeds: Tensor) -> Tensor:
-        rows = seeds if part is self.whole else part.node_arrays["n_id"][seeds]
-        return torch.searchsorted(self.split("train"), rows)
+        otherwise = 'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes'
+        otherwise = otherwise if plan.turns == 1 else "hold more chunks at a time"
+        return plan.most(f"{nodes.numel()} training nodes", count, otherwise, num_super_epochs)
+
+    def seeds_of(self, part: Graph) -> Seeds:
+        own = part.split("train")
+        ids = None if part is self.whole else part.node_arrays["n_id"]
+        if ids is None and self.running.num_ranks > 1:
+            own = own[self._is_own(own)]
+        asked = own
+        if (hops := self.boundary.seed_hops) and self.is_cut and ids is not None:
+            mine = self._is_own(ids).nonzero().view(-1)
+            asked = torch.cat([own, seeds_around(part, mine, self.shown(part).node_arrays["train_mask"], hops)])
+        places = torch.searchsorted(self.split("train"), asked if ids is None else ids[asked])
+        return Seeds(own, asked[len(own) :], asked, places)
 
     def _is_own(self, nodes: Tensor) -> Tensor:
         """Return which nodes of the whole graph are learned from where this rank's part is, in super-epoch 0."""
@@ -499,11 +351,11 @@ class LocalGraph(GraphAccess):
 
     # Batches.
 
-    def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, BatchSource]:
+    def training_source(self, part: Graph, sampler: Sampler) -> BatchSource:
         if (outside := self.outside) is None:
-            return seeds, self.source(self.shown(part), sampler)
+            return self.source(self.shown(part), sampler)
         graph, finish = outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
-        return seeds, self.source(graph, sampler, finish=finish)
+        return self.source(graph, sampler, finish=finish)
 
     def whole_source(self, sampler: Sampler) -> BatchSource:
         return self.source(self.graph, sampler)

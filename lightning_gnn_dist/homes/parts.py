@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -27,8 +28,8 @@ from lightning_gnn_dist.graph.rows import (
 )
 from lightning_gnn_dist.graph.typed.build import induced
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.homes.residency import Holding, ReadChunks
-from lightning_gnn_dist.partition.base import Partition, learned_from
+from lightning_gnn_dist.homes.residency import Plan, ReadChunks
+from lightning_gnn_dist.partition.base import learned_from
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class ReadPart:
     rows: PartRows | None
     bytes_read: int
     is_resident: Tensor
-    seconds: float = 0.0
+    seconds: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,81 +57,49 @@ class PartReader:
     """Reads what one rank holds in any super-epoch. It depends on the arguments alone, so ranks need not communicate.
 
     Args:
-        graph: The whole graph, usually a memory map.
-        partition: The chunk of each node.
-        holding: Which chunks the rank holds, and which random nodes of others.
+        plan: How the whole graph, usually a memory map, is cut, and who holds what of it.
         rank: Whose part it is.
-        world_size: How many ranks there are.
-        seed: Decides everything random.
         boundary: Which nodes around the part come along.
         coverage: Writes each node's weight to ``node_arrays["coverage"]``. With None there are no weights.
-        read_chunks: Reads chunks of a graph that is saved chunk by chunk, if it is cut so.
     """
 
-    graph: Graph
-    partition: Partition
-    holding: Holding
+    plan: Plan
     rank: int
-    world_size: int
-    seed: int
     boundary: Boundary
     coverage: Coverage | None
-    read_chunks: ReadChunks | None = None
 
     def read(self, super_epoch: int, previous: ReadPart | None = None) -> ReadPart:
         """Return the part of a super-epoch. What ``previous`` holds already is copied from there."""
-        started = time.perf_counter()
+        started, plan = time.perf_counter(), self.plan
         # A memory map for this call alone, so that the pages it reads are freed after the copy.
-        graph = self._opened()
-        found, is_own = self._found(graph, super_epoch, previous)
-        part = found.graph
-        part.node_arrays["train_mask"] = is_own & learned_from(part, self.graph.types.seeds)
-        if self.coverage is not None:
-            degrees = degrees_of(graph.indptr, part.node_arrays["n_id"])
-            part.node_arrays["coverage"] = self.coverage.weights(part, degrees, is_own)
-        return replace(found, seconds=time.perf_counter() - started)
-
-    def _opened(self) -> Graph:
-        graph = reopened(self.graph)
-        if graph.fingerprint != self.graph.fingerprint:
+        graph = reopened(plan.graph)
+        if graph.fingerprint != plan.graph.fingerprint:
             raise ValueError(
-                f"{self.graph.path} holds another graph than when the fit began: graphs that are trained on must stay "
+                f"{graph.path} holds another graph than when the fit began: graphs that are trained on must stay "
                 "as they are. Write the other one to another path."
             )
-        return graph
-
-    def _found(self, graph: Graph, super_epoch: int, previous: ReadPart | None) -> tuple[ReadPart, Tensor]:
-        """Return a part, by the ways that there are to read it, and which of its nodes the rank learns from."""
-        held = self.holding.residency.held(super_epoch, self.rank, self.world_size, self.seed)
-        is_alone = isinstance(self.boundary, Isolated) and not held.others and not self.holding.extra_nodes
-        if self.read_chunks is not None and is_alone:
-            part, nodes, num_bytes = self.read_chunks(held.own)
-            part.node_arrays["n_id"] = nodes
-            is_held = torch.ones(nodes.numel(), dtype=torch.bool)
-            return ReadPart(part, None, num_bytes, is_held), is_held
-        residents, num_own = self.residents(super_epoch)
-        residency = self.holding.residency
-        overlaps = residency.sweep(self.world_size) > 1 and residency.turns(self.world_size) == 1
-        source = _Copies(graph, previous) if overlaps and not have_names(graph.types) else _InPlace(graph)
-        part, nodes, is_own = around(source, residents, residents[:num_own], self.boundary, self.seed)
+        held, rows = plan.residency.held(super_epoch, self.rank, plan.num_parts, plan.seed), None
+        is_alone = isinstance(self.boundary, Isolated) and not held.others and not plan.holding.extra_nodes
+        if is_alone and self._read_chunks is not None:
+            part, nodes, bytes_read = self._read_chunks(held.own)
+            is_own = is_resident = torch.ones(nodes.numel(), dtype=torch.bool)
+        else:
+            residents, own = plan.residents(self.rank, super_epoch)
+            overlaps = plan.sweep > 1 and plan.turns == 1 and not have_names(graph.types)
+            source = _Copies(graph, previous) if overlaps else _InPlace(graph)
+            part, nodes, is_own = around(source, residents, own, self.boundary, plan.seed)
+            rows, bytes_read, is_resident = source.kept, source.bytes_read, Lookup(residents).contains(nodes)
         part.node_arrays["n_id"] = nodes
-        return ReadPart(part, source.kept, source.bytes_read, Lookup(residents).contains(nodes)), is_own
+        part.node_arrays["train_mask"] = is_own & learned_from(part, plan.graph.types.seeds)
+        if self.coverage is not None:
+            part.node_arrays["coverage"] = self.coverage.weights(part, degrees_of(graph.indptr, nodes), is_own)
+        return ReadPart(part, rows, bytes_read, is_resident, time.perf_counter() - started)
 
-    def residents(self, super_epoch: int) -> tuple[Tensor, int]:
-        """Return the nodes of the part without its halo, the rank's own first, and how many are its own."""
-        held = self.holding.residency.held(super_epoch, self.rank, self.world_size, self.seed)
-        own, others = nodes_of(self.partition, held.own), nodes_of(self.partition, held.others)
-        residents = torch.cat([own, others])
-        if self.holding.extra_nodes:
-            residents = torch.cat([residents, self.holding.extra(residents, self.partition, self.rank, self.seed)])
-        return residents, own.numel()
-
-
-def nodes_of(partition: Partition, chunks: Iterable[int]) -> Tensor:
-    """Return the nodes of several chunks: int64, in increasing order."""
-    chosen = torch.zeros(partition.num_parts, dtype=torch.bool)
-    chosen[list(chunks)] = True
-    return chosen[partition.assignment].nonzero().view(-1)
+    @cached_property
+    def _read_chunks(self) -> ReadChunks | None:
+        """What reads chunks of a graph that is saved chunk by chunk, if it is cut so."""
+        reader = getattr(self.plan.partitioner, "reader", None)
+        return None if reader is None else reader(self.plan.graph)
 
 
 class _InPlace:
@@ -238,24 +207,23 @@ class PartSwitcher:
     """
 
     def __init__(self, reader: PartReader, *, in_background: bool) -> None:
-        self._reader = reader
-        self._changes = reader.holding.residency.sweep(reader.world_size) > 1
-        self._turns = reader.holding.residency.turns(reader.world_size)
+        self._reader, self._turns, self._changes = reader, reader.plan.turns, reader.plan.sweep > 1
         self._thread = ThreadPoolExecutor(1, f"{THREAD_NAME}.parts") if in_background and self._changes else None
         self._current: tuple[int, ReadPart] | None = None
         self._next: tuple[int, Future[ReadPart]] | None = None
-        self.switches = 0
-        self.bytes_read = 0
-        self.sweep_bytes = 0  # that were read since the running epoch began, if it goes through all chunks
-        self.waited_seconds = 0.0
-        self.coverage: float | None = None  # the mean over the seeds of the running part
+        self.figures = {"data/switches": 0.0, "data/switch_bytes": 0.0, "data/switch_waited_seconds": 0.0}
+        if self._turns > 1:
+            self.figures["data/sweep_bytes"] = 0.0  # read since the epoch began, which goes through all chunks
 
     def at(self, super_epoch: int) -> Graph:
         """Return the part of a super-epoch, and forget the part before."""
         super_epoch = super_epoch if self._changes else 0
         if self._current is None or self._current[0] != super_epoch:
-            started = time.perf_counter()
-            part = self._take(super_epoch)
+            started, (ahead, self._next) = time.perf_counter(), (self._next, None)
+            if ahead is not None and ahead[0] == super_epoch:
+                part = ahead[1].result()
+            else:
+                part = self._reader.read(super_epoch, self._current[1] if self._current else None)
             self._record(super_epoch, part, time.perf_counter() - started)
             self._current = super_epoch, part if self._changes else replace(part, rows=None)
             if self._thread is not None:
@@ -273,42 +241,27 @@ class PartSwitcher:
         assert self._current is not None
         return self._current[1].is_resident
 
-    @property
-    def figures(self) -> dict[str, float]:
-        """Numbers to log: what switching parts cost, and the coverage of the running part."""
-        figures = {
-            "data/switches": float(self.switches),
-            "data/switch_bytes": float(self.bytes_read),
-            "data/switch_waited_seconds": self.waited_seconds,
-        }
-        if self._turns > 1:
-            figures["data/sweep_bytes"] = float(self.sweep_bytes)
-        return figures if self.coverage is None else figures | {"data/coverage": self.coverage}
-
     def close(self) -> None:
         """End what runs in the background."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self._thread = self._next = self._current = None
 
-    def _take(self, super_epoch: int) -> ReadPart:
-        ahead, self._next = self._next, None
-        if ahead is not None and ahead[0] == super_epoch:
-            return ahead[1].result()
-        return self._reader.read(super_epoch, self._current[1] if self._current else None)
-
     def _record(self, super_epoch: int, part: ReadPart, waited: float) -> None:
-        self.switches += self._current is not None
-        self.bytes_read += part.bytes_read
-        self.sweep_bytes = part.bytes_read + (self.sweep_bytes if super_epoch % self._turns else 0)
-        self.waited_seconds += waited
-        if "coverage" in part.graph.node_arrays:
-            self.coverage = float(part.graph.node_arrays["coverage"][part.graph.split("train")].mean())
+        figures, graph = self.figures, part.graph
+        figures["data/switches"] += self._current is not None
+        figures["data/switch_bytes"] += part.bytes_read
+        figures["data/switch_waited_seconds"] += waited
+        if self._turns > 1:
+            before = figures["data/sweep_bytes"] if super_epoch % self._turns else 0.0
+            figures["data/sweep_bytes"] = before + part.bytes_read
+        if "coverage" in graph.node_arrays:
+            figures["data/coverage"] = float(graph.node_arrays["coverage"][graph.split("train")].mean())
         log.info(
             "Super-epoch %d: %d nodes, %d edges; read %.1f MB in %.2f s, of which training waited %.2f s",
             super_epoch,
-            part.graph.num_nodes,
-            part.graph.num_edges,
+            graph.num_nodes,
+            graph.num_edges,
             part.bytes_read / 1e6,
             part.seconds,
             waited,

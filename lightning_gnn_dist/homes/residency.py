@@ -1,12 +1,13 @@
-"""What a rank holds: which chunks, super-epoch by super-epoch, and random nodes of others.
+"""What a rank holds: how a graph is cut, which chunks, super-epoch by super-epoch, and random nodes of others.
 
 It depends on the seed, the super-epoch, the rank and the number of ranks alone, so that ranks need not communicate.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
 
@@ -18,10 +19,14 @@ from lightning_gnn_dist.checks import check_folder
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.joint import Scope
-from lightning_gnn_dist.partition.base import Partition
+from lightning_gnn_dist.names import extension
+from lightning_gnn_dist.partition.base import Partition, Partitioner, learned_from
 from lightning_gnn_dist.partition.random import deal
 from lightning_gnn_dist.rules import Count, Fraction, check_fields
+from lightning_gnn_dist.wire.memory import memory_bytes
 
+_LOOKED_AT = 4  # super-epochs whose parts are counted to choose a boundary
+_HORIZON = 16  # super-epochs whose largest part decides the number of batches of a pass, however long the run
 BYTES_BESIDE = 22  # of a node that is held, beside its arrays: its id, where its row starts, masks and coverage
 ReadChunks = Callable[[Sequence[int]], tuple[Graph, Tensor, int]]  # the graph among their nodes, these, bytes read
 
@@ -177,46 +182,163 @@ class Holding:
         """Whether each rank holds one chunk for good, and no other nodes."""
         return replace(self, cache_dir=None) == Holding()
 
-    def extra(self, residents: Tensor, partition: Partition, rank: int, seed: int) -> Tensor:
-        """Return the random nodes that come along with ``residents``, by their ids in the whole graph."""
-        if not self.extra_nodes:
-            return residents[:0]
-        num_nodes = partition.assignment.numel()
-        outside = torch.ones(num_nodes, dtype=torch.bool).index_fill_(0, residents, False).nonzero().view(-1)
-        base = residents.numel() if self.extra_of == "part" else num_nodes
-        count = min(round(self.extra_nodes * base), outside.numel())
-        return outside[permutation(outside.numel(), seed + Purpose.SURROUNDINGS, rank)[:count]]
 
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How a graph is cut for a number of ranks, and which of them holds what. It is the same on all ranks.
 
-def held_by_all(residency: Residency, super_epoch: int, world_size: int, seed: int) -> list[Held]:
-    """Return what each rank holds; refuse the answers of a residency that are no such deal."""
-    name, num_chunks = f"{type(residency).__name__}.held()", residency.num_chunks(world_size)
-    ranks = [residency.held(super_epoch, rank, world_size, seed) for rank in range(world_size)]
-    for held in ranks:
-        if not isinstance(held, Held):
-            raise TypeError(f"{name} must return Held(own, others), got {held!r}.")
-        if set(held.own) & set(held.others):
-            raise ValueError(f"{name} names chunks both as own and as others: {held!r}. Either is enough.")
-        if not all(0 <= chunk < num_chunks for chunk in held.own + held.others):
+    Args:
+        graph: The whole graph.
+        named: Cuts the graph into chunks; or a ready partition. None: what suits the size.
+        holding: Which chunks a rank holds, and which random nodes of others.
+        num_parts: How many ranks, or hosts, hold a part.
+        seed: Decides everything random.
+        look_alike: Whether parts must look alike where none is named, as models that learn from them are averaged.
+        is_told: Whether the log says why another than METIS cuts, where none is named.
+
+    Attributes:
+        residency: Which chunks a rank holds.
+        turns: The super-epochs of an epoch, in each of which a rank learns from some of its seeds.
+        sweep: The super-epochs until a rank has held all that it will hold.
+        has_parts: Whether a rank holds less than the graph at a time, if its boundary does not see all of it.
+    """
+
+    graph: Graph
+    named: Partitioner | Partition | None
+    holding: Holding
+    num_parts: int
+    seed: int
+    look_alike: bool = False
+    is_told: bool = True
+    residency: Residency = field(init=False)
+    turns: int = field(init=False)
+    sweep: int = field(init=False)
+    has_parts: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        found, num_parts = self.holding.residency, self.num_parts
+        turns = found.turns(num_parts)
+        vars(self).update(residency=found, turns=turns, sweep=found.sweep(num_parts))
+        vars(self).update(has_parts=num_parts > 1 or turns > 1)
+
+    @cached_property
+    def partitioner(self) -> Partitioner | Partition:
+        """What cuts the graph."""
+        found = self.residency.partitioner(self.graph) if self.named is None else self.named
+        if found is None:
+            how = {"look_alike": self.look_alike, "is_told": self.is_told}
+            found = extension("default partitioner")(self.graph.num_edges, memory_bytes(), **how)
+        return found
+
+    @cached_property
+    def partition(self) -> Partition:
+        """The partition, from the cache or computed and put there."""
+        num_chunks, partitioner = self.residency.num_chunks(self.num_parts), self.partitioner
+        if not isinstance(partitioner, Partition):
+            if hasattr(partitioner, "reader"):  # the graph itself is where they are kept
+                return partitioner(self.graph, num_chunks, self.seed)
+            of = self.graph, partitioner, num_chunks, self.seed, self.holding.cache_dir
+            found: Partition = extension("kept partition")(*of)
+            return found
+        if partitioner.num_parts != num_chunks or partitioner.assignment.numel() != self.graph.num_nodes:
             raise ValueError(
-                f"{name} must name chunks from 0 to {num_chunks - 1}, as many as num_chunks() says: {held!r}."
+                f"The partition has {partitioner.num_parts} parts of {partitioner.assignment.numel()} nodes in all, "
+                f"but {self.num_parts} ranks hold {num_chunks} parts of a graph of {self.graph.num_nodes} nodes: give "
+                "a partitioner instead, or as many parts."
             )
-    if super_epoch % (turns := residency.turns(world_size)) == 0:
-        later = [
-            residency.held(super_epoch + t, r, world_size, seed) for t in range(1, turns) for r in range(world_size)
-        ]
-        _check_own(name, num_chunks, [*ranks, *later], super_epoch, turns)
-    return ranks
+        return partitioner
 
+    def held(self, super_epoch: int) -> list[Held]:
+        """Return what each rank holds; refuse the answers of a residency that are no such deal."""
+        name, turns = f"{type(self.residency).__name__}.held()", self.turns
+        num_chunks = self.residency.num_chunks(self.num_parts)
+        times = range(super_epoch, super_epoch + (turns if super_epoch % turns == 0 else 1))
+        places = [(at, rank) for at in times for rank in range(self.num_parts)]
+        of_all = [self.residency.held(at, rank, self.num_parts, self.seed) for at, rank in places]
+        for held in of_all[: self.num_parts]:
+            if not isinstance(held, Held):
+                raise TypeError(f"{name} must return Held(own, others), got {held!r}.")
+            if set(held.own) & set(held.others):
+                raise ValueError(f"{name} names chunks both as own and as others: {held!r}. Either is enough.")
+            if not all(0 <= chunk < num_chunks for chunk in held.own + held.others):
+                raise ValueError(
+                    f"{name} must name chunks from 0 to {num_chunks - 1}, as many as num_chunks() says: {held!r}."
+                )
+        is_whole = len(times) == turns  # then every chunk was some rank's own
+        if is_whole and sorted(chunk for held in of_all for chunk in held.own) != list(range(num_chunks)):
+            when = f"super-epoch {times[0]}" if turns == 1 else f"super-epochs {times[0]} to {times[-1]}"
+            raise ValueError(
+                f"{name} must make every one of the {num_chunks} chunks exactly one rank's own, but in {when} the "
+                f"ranks' own are {[held.own for held in of_all]}."
+            )
+        return of_all[: self.num_parts]
 
-def _check_own(name: str, num_chunks: int, of_all: list[Held], first: int, turns: int) -> None:
-    """Refuse a deal in which some chunk is nobody's own, or the own of two, in the super-epochs of an epoch."""
-    if sorted(chunk for held in of_all for chunk in held.own) != list(range(num_chunks)):
-        when = f"super-epoch {first}" if turns == 1 else f"super-epochs {first} to {first + turns - 1}"
-        raise ValueError(
-            f"{name} must make every one of the {num_chunks} chunks exactly one rank's own, but in {when} the ranks' "
-            f"own are {[held.own for held in of_all]}."
-        )
+    def owner(self, super_epoch: int) -> Tensor:
+        """Return the rank that learns from each chunk, -1 of one that nobody holds: int64, shape ``(num_chunks,)``."""
+        owner = torch.full((self.residency.num_chunks(self.num_parts),), -1)
+        for rank, held in enumerate(self.held(super_epoch)):
+            owner[list(held.own)] = rank
+        return owner
+
+    def by_rank(self) -> Partition:
+        """Return the partition that maps each node to the rank that learns from it in super-epoch 0, or in epoch 0."""
+        owner = torch.stack([self.owner(turn) for turn in range(self.turns)]).amax(0)  # one turn holds a chunk
+        return Partition(owner.to(torch.int32)[self.partition.assignment], self.num_parts)
+
+    def nodes_of(self, chunks: Iterable[int]) -> Tensor:
+        """Return the nodes of several chunks: int64, in increasing order."""
+        chosen = torch.zeros(self.partition.num_parts, dtype=torch.bool)
+        chosen[list(chunks)] = True
+        return chosen[self.partition.assignment].nonzero().view(-1)
+
+    def residents(self, rank: int, super_epoch: int) -> tuple[Tensor, Tensor]:
+        """Return the nodes of a part without its halo, the rank's own first, and these alone."""
+        held = self.residency.held(super_epoch, rank, self.num_parts, self.seed)
+        own = self.nodes_of(held.own)
+        residents, num_nodes = torch.cat([own, self.nodes_of(held.others)]), self.graph.num_nodes
+        if share := self.holding.extra_nodes:
+            outside = torch.ones(num_nodes, dtype=torch.bool).index_fill_(0, residents, False).nonzero().view(-1)
+            count = round(share * (residents.numel() if self.holding.extra_of == "part" else num_nodes))
+            drawn = permutation(outside.numel(), self.seed + Purpose.SURROUNDINGS, rank)[:count]
+            residents = torch.cat([residents, outside[drawn]])
+        return residents, own
+
+    def first_parts(self, rank: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield what a rank holds without a halo, and what of it it learns from, in the first super-epochs."""
+        is_seed = learned_from(self.graph, self.graph.types.seeds)
+        for super_epoch in range(min(self.sweep, _LOOKED_AT)):
+            residents, own = self.residents(rank, super_epoch)
+            yield residents, own[is_seed[own]]
+
+    def learned_by_ranks(self) -> list[int]:
+        """Return how many nodes each rank learns from in super-epoch 0; all count where no mask tells."""
+        owners = self.by_rank().assignment[learned_from(self.graph, self.graph.types.seeds)]
+        return owners.bincount(minlength=self.num_parts).tolist()
+
+    def most(
+        self, what: str, count: Callable[[Tensor], Tensor], otherwise: str, num_super_epochs: int | None = None
+    ) -> int:
+        """Return the number of seeds of the rank that has most in any of some super-epochs; refuse ranks without any.
+
+        Every rank sees the same counts, so all of them raise or none.
+
+        Args:
+            what: The number and name of the seeds, for an error.
+            count: Maps the rank of each chunk, shape ``(num_chunks,)``, to the seeds of each rank.
+            otherwise: What else than fewer ranks gives each rank seeds.
+            num_super_epochs: How many are looked at where parts change. Default: the first 16.
+        """
+        looked_at, most = max(_HORIZON, self.turns) if num_super_epochs is None else num_super_epochs, 0
+        for super_epoch in range(looked_at if self.sweep > 1 else 1):
+            seeds = count(self.owner(super_epoch))
+            if bool((seeds == 0).any()):
+                when = f" in super-epoch {super_epoch}" if self.sweep > 1 else ""
+                raise ValueError(
+                    f"The chunks of rank {int(seeds.argmin())} of {self.num_parts} hold none of the {what}{when}, so "
+                    f"it would have nothing to learn from: use fewer ranks, {otherwise}."
+                )
+            most = max(most, int(seeds.max()))
+        return most
 
 
 def bytes_held(graph: Graph) -> int:

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from llvmlite import binding
 
 from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.batches.source import device_of, stream_to
+from lightning_gnn_dist.batches.source import stream_to
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.homes.settings import LEAST_BYTES, BatchSettings, Loading
 from lightning_gnn_dist.joint import TrainsReplicasApart
@@ -26,8 +26,13 @@ from lightning_gnn_dist.wire.memory import free_bytes, free_on, ranks_here
 
 DEFAULT_BYTES = 4 << 30
 BUDGET_BYTES = 1 << 30  # of the rows of all nodes
-_OF_MODEL = {"64-true": torch.float64, "bf16-true": torch.bfloat16, "16-true": torch.float16}
-_OF_PRODUCTS = {"bf16-mixed": torch.bfloat16}
+# Of a precision: the type that the whole model computes in, and the narrow one that a step computes in.
+_TYPES = {
+    "64-true": (torch.float64, None),
+    "bf16-true": (torch.bfloat16, torch.bfloat16),
+    "16-true": (torch.float16, torch.float16),
+    "bf16-mixed": (None, torch.bfloat16),
+}
 _MULTIPLIES_BFLOAT16 = ("avx512bf16", "amx-bf16", "avxneconvert", "bf16")  # the last one on ARM
 
 
@@ -95,14 +100,24 @@ class RunContext:
         """Return what it is at this point of a trainer's run, if there is one."""
         if trainer is None:
             return replace(self, trainer=None)
-        place = trainer.global_rank, trainer.world_size, trainer.state.fn, trainer.strategy.root_device
-        kept = self.bytes_of_evaluation, self.hosts, self.agreed_seed
-        return RunContext(self.settings, trainer, *place, type_of_model(trainer), *kept)
+        return replace(
+            self,
+            trainer=trainer,
+            rank=trainer.global_rank,
+            num_ranks=trainer.world_size,
+            stage=trainer.state.fn,
+            device=trainer.strategy.root_device,
+            dtype=type_of_model(trainer),
+        )
 
     def at_rest(self) -> RunContext:
         """Return it as it is outside of a run."""
-        kept: Any = {name: getattr(self, name) for name in ("bytes_of_evaluation", "hosts", "agreed_seed")}
-        return RunContext(self.settings, **kept)
+        return RunContext(
+            self.settings,
+            bytes_of_evaluation=self.bytes_of_evaluation,
+            hosts=self.hosts,
+            agreed_seed=self.agreed_seed,
+        )
 
     @property
     def module(self) -> LightningModule | None:
@@ -142,14 +157,17 @@ class RunContext:
         """Find out the hosts, the memory of an evaluation, and the seed, which is that of rank 0. Collective."""
         if self.trainer is not None and not isinstance(self.trainer.strategy, TrainsReplicasApart):
             check_group(self.num_ranks)  # elastic ranks are groups of their own
-        here, own_seed = Host.here(self.num_ranks), self.settings.seed_of_batches if is_fit else self.seed
-        said = [*here, budget(self.settings.evaluation.bytes, self.device, here), own_seed]
-        said += [self.settings.seed is not None]
+        here, given = Host.here(self.num_ranks), self.settings.seed is not None
+        free = here.free // here.ranks
+        if self.device.type == "cuda":
+            free = min(free, free_on(self.device))
+        allowed = halved(self.settings.evaluation.bytes or DEFAULT_BYTES, free)
+        said = [*here, allowed, self.settings.seed_of_batches if is_fit else self.seed, given]
         of_ranks = gather_numbers(said, self.device) if self.num_ranks > 1 else [said]
         seeds = [seed for *_, seed, _ in of_ranks]
         if len(set(seeds)) > 1 and any(is_given for *_, is_given in of_ranks):
             raise ValueError(f"All ranks need the same seed, and theirs are {shown(seeds)}: give the same to each.")
-        hosts, least = tuple(Host(*row[:2]) for row in of_ranks), min(allowed for _, _, allowed, *_ in of_ranks)
+        hosts, least = tuple(Host(*row[:2]) for row in of_ranks), min(row[2] for row in of_ranks)
         return replace(self, hosts=hosts, bytes_of_evaluation=least, agreed_seed=seeds[0])
 
     def with_seed(self, kept: int) -> RunContext:
@@ -187,54 +205,27 @@ class RunContext:
 
 def widening(loading: Loading, trainer: Trainer | None) -> Widen:
     """Return which types are widened: as it is said, or all but the one that a step of a trainer computes in."""
-    return loading.widen if isinstance(loading.widen, bool) else type_that_stays(trainer) or True
+    stays = None if trainer is None else _TYPES.get(trainer.precision, (None, None))[1]
+    return loading.widen if isinstance(loading.widen, bool) else stays or True
 
 
 def type_of_model(trainer: Trainer | None) -> torch.dtype | None:
     """The type that the whole model computes in, which Lightning does not give to what it takes for data."""
-    return None if trainer is None else _OF_MODEL.get(trainer.precision)
+    return None if trainer is None else _TYPES.get(trainer.precision, (None, None))[0]
 
 
-def type_that_stays(trainer: Trainer | None) -> torch.dtype | None:
-    """The type narrower than float32 that a step computes in, so that features of it need not be widened."""
-    if trainer is None:
-        return None
-    dtype = _OF_PRODUCTS.get(trainer.precision) or type_of_model(trainer)
-    return dtype if dtype in (torch.bfloat16, torch.float16) else None
-
-
-def warn_of_slow_bfloat16(trainer: Trainer | None) -> None:
+def warn_of_slow_bfloat16(trainer: Trainer) -> None:
     """Warn if the model computes in bfloat16 on a processor that is faster in float32."""
-    if trainer is None or type_that_stays(trainer) != torch.bfloat16 or device_of(trainer).type != "cpu":
+    if not trainer.precision.startswith("bf16") or trainer.strategy.root_device.type != "cpu":
         return
-    if not multiplies_bfloat16():
+    features = binding.get_host_cpu_features()
+    if features and not any(features.get(name, False) for name in _MULTIPLIES_BFLOAT16):  # some say nothing
         rank_zero_warn(
             f'precision="{trainer.precision}" is slower than "32-true" on this processor, which has no instructions '
             "for bfloat16: a step takes 1.1 to 1.3 times as long with AVX-512, and 5 times with AVX2. Use "
             'precision="32-true", and keep the features alone in bfloat16, data.x = data.x.bfloat16(): they take half '
             "the memory, and batches hold them as float32."
         )
-
-
-def multiplies_bfloat16() -> bool:
-    """Return whether the processor has instructions for products in bfloat16; True if it does not say what it has."""
-    features = binding.get_host_cpu_features()
-    return not features or any(features.get(name, False) for name in _MULTIPLIES_BFLOAT16)
-
-
-def budget(wanted: int | None, device: torch.device, host: Host) -> int:
-    """Return the bytes that a rank may take: ``wanted``, halved until it is at most half of a rank's share of what is
-    free.
-
-    Args:
-        wanted: The bytes that the user allows. Default: 4 GiB.
-        device: The device that computes.
-        host: Whose memory the ranks share.
-    """
-    free = host.free // host.ranks
-    if device.type == "cuda":
-        free = min(free, free_on(device))
-    return halved(DEFAULT_BYTES if wanted is None else wanted, free)
 
 
 def halved(allowed: int, free: int) -> int:

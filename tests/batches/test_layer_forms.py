@@ -25,6 +25,7 @@ from lightning_gnn_dist.batches.batches import THREAD_NAME, Batches, Deal, Learn
 from lightning_gnn_dist.batches.source import GraphSource, assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
+from lightning_gnn_dist.homes.residency import Plan
 from tests.pages import ROOT
 
 GRAPH = lgd.communities(400, 4, num_features=8, train_share=0.1)
@@ -151,8 +152,8 @@ BATCHES, EVERY = 5, 2
 def parts(*, in_background: bool = True) -> PartSwitcher:
     graph = lgd.communities(400, 4, num_features=4, train_share=0.3, seed=2)
     partition = lgd.RandomPartitioner()(graph, 4, 0)
-    reader = PartReader(graph, partition, lgd.Holding(lgd.Rotate()), 1, 4, 0, lgd.Isolated(), lgd.Coverage())
-    return PartSwitcher(reader, in_background=in_background)
+    plan = Plan(graph, partition, lgd.Holding(lgd.Rotate()), 4, 0)
+    return PartSwitcher(PartReader(plan, 1, lgd.Isolated(), lgd.Coverage()), in_background=in_background)
 
 
 def learning_of(part: lgd.Graph, num_batches: int = BATCHES) -> Learning:

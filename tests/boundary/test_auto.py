@@ -13,8 +13,8 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary import auto
 from lightning_gnn_dist.boundary.auto import Pass, choose, short_name
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, around
-from lightning_gnn_dist.homes.local_graph import Plan
 from lightning_gnn_dist.homes.parts import PartReader
+from lightning_gnn_dist.homes.residency import Plan
 from lightning_gnn_dist.layers.choice import Neighbourhoods
 from tests.boundary.models import model, weighted_data
 from tests.data_fitting import trainer
@@ -116,7 +116,7 @@ def test_work_is_counted_in_times_of_one_process(sampler: Any, batch_size: int, 
     graph, partition = cut_graph()
     plan = Plan(graph, partition, lgd.Holding(), PARTS, 0)
     steps = Pass(sampler, batch_size, plan.learned_by_ranks(), has_layers)
-    counted = [auto._counted(graph, plan.parts(rank), steps) for rank in range(PARTS)]
+    counted = [auto._counted(graph, plan.first_parts(rank), steps) for rank in range(PARTS)]
     sizes = torch.tensor(graph.num_nodes), torch.tensor(graph.num_edges)
     of_one = int(steps.work(Neighbourhoods(graph, 2), graph.split("train"), *sizes))
     found = [steps.times([of_rank[2 + hop] for of_rank in counted], of_one) for hop in range(2)]
@@ -128,7 +128,7 @@ def test_samplers_of_a_bounded_size_compute_the_same_in_each_part() -> None:
     graph, partition = cut_graph()
     plan = Plan(graph, partition, lgd.Holding(), PARTS, 0)
     steps = Pass(lgd.LadiesSampler([4, 4]), 8, [8, 8, 14], True)
-    assert auto._counted(graph, plan.parts(0), steps)[2:] == [0, 0] and steps.times([0, 0, 0], 0) == 1
+    assert auto._counted(graph, plan.first_parts(0), steps)[2:] == [0, 0] and steps.times([0, 0, 0], 0) == 1
 
 
 def chosen_by_work(rank: int, world_size: int) -> list[Any]:
@@ -159,8 +159,8 @@ def test_a_fit_does_not_multiply_the_work() -> None:
 def bytes_of_parts(hops: int) -> int:
     """The bytes of the largest part with a halo, as it is read."""
     graph, partition = cut_graph()
-    settings = PARTS, 0, lgd.Halo(hops), lgd.Coverage()
-    readers = [PartReader(graph, partition, lgd.Holding(), rank, *settings) for rank in range(PARTS)]
+    plan = Plan(graph, partition, lgd.Holding(), PARTS, 0)
+    readers = [PartReader(plan, rank, lgd.Halo(hops), lgd.Coverage()) for rank in range(PARTS)]
     return max(reader.read(0).graph.num_bytes for reader in readers)
 
 

@@ -14,7 +14,7 @@ from lightning_gnn_dist.batches.batches import THREAD_NAME
 from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.data_fitting import fit_with, full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE, plain_ddp
-from tests.placing import placed
+from tests.placing import most_seeds, placed
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
@@ -260,7 +260,7 @@ def in_rounds(rank: int, world_size: int) -> list[list[int]]:
     """The seeds of each pass, where every pass has parts of its own and a round ends in the middle of one."""
     module = model()
     data = lgd.PartitionedDataModule(small_graph(), batch_size=10, holding=lgd.Holding(lgd.Redeal(24), every=1))
-    length = -(-data._home.plan_for(world_size).most_seeds() // 10)  # type: ignore[attr-defined]
+    length = -(-most_seeds(data, world_size) // 10)
     trainer(world_size, lgd.LocalSGDStrategy(lgd.EverySteps(3), **PATIENCE), max_epochs=length).fit(module, data)
     passes = [torch.cat(module.trained[at : at + length]).tolist() for at in range(0, 3 * length, length)]
     return passes

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.homes.parts import PartReader, nodes_of
-from lightning_gnn_dist.homes.residency import Held, Residency, default_period, held_by_all
+from lightning_gnn_dist.homes.parts import PartReader
+from lightning_gnn_dist.homes.residency import Held, Plan, Residency, default_period
 
 ALL = [lgd.Fixed(), lgd.Rotate(), lgd.Redeal(40)]
 
@@ -59,8 +59,9 @@ class Custom(lgd.Fixed):
     ],
 )
 def test_what_a_residency_says_is_checked(ranks: Any, message: str) -> None:
+    plan = Plan(weighted_graph(), lgd.RandomPartitioner(), lgd.Holding(Custom(ranks)), 2, 0)
     with pytest.raises((TypeError, ValueError), match=message):
-        held_by_all(Custom(ranks), 0, 2, 0)
+        plan.held(0)
 
 
 def test_redealing_depends_on_seed_and_super_epoch_alone() -> None:
@@ -99,7 +100,7 @@ def weighted_graph(mean_degree: float = 10.0) -> lgd.Graph:
 def reader(graph: lgd.Graph, residency: Residency, rank: int = 1, **options: Any) -> PartReader:
     partition = lgd.RandomPartitioner()(graph, residency.num_chunks(RANKS), 0)
     settings: dict[str, Any] = {"boundary": lgd.Isolated(), "coverage": None}
-    return PartReader(graph, partition, lgd.Holding(residency), rank, RANKS, 0, **(settings | options))
+    return PartReader(Plan(graph, partition, lgd.Holding(residency), RANKS, 0), rank, **(settings | options))
 
 
 def edges_of(graph: lgd.Graph) -> set[tuple[int, int, float]]:
@@ -121,7 +122,7 @@ def test_a_part_is_the_graph_among_its_nodes(residency: Residency) -> None:
     for rank in range(RANKS):
         ours = reader(graph, residency, rank)
         held = residency.held(3, rank, RANKS, 0)
-        own, nodes = nodes_of(ours.partition, held.own), nodes_of(ours.partition, held.own + held.others)
+        own, nodes = ours.plan.nodes_of(held.own), ours.plan.nodes_of(held.own + held.others)
         part = ours.read(3).graph
         ids = part.node_arrays["n_id"]
         assert sorted(ids.tolist()) == nodes.tolist()
@@ -160,7 +161,7 @@ def test_a_switch_reads_the_variable_chunk_alone() -> None:
     graph = weighted_graph()
     ours = reader(graph, lgd.Rotate())
     part = ours.read(1, ours.read(0))
-    fresh = nodes_of(ours.partition, lgd.Rotate().held(1, 1, RANKS, 0).others)
+    fresh = ours.plan.nodes_of(lgd.Rotate().held(1, 1, RANKS, 0).others)
     per_node = sum(array[:1].numel() * array.element_size() for array in graph.node_arrays.values())
     edges = int(graph.degrees()[fresh].sum())
     assert part.bytes_read == fresh.numel() * per_node + edges * (graph.indices.element_size() + 8)
@@ -181,7 +182,7 @@ def hops_around(graph: lgd.Graph, nodes: Tensor, hops: int) -> list[set[int]]:
 def test_a_halo_has_every_edge_into_all_but_its_last_hop(hops: int) -> None:
     graph = weighted_graph(1.5)  # three hops do not reach everything
     ours = reader(graph, lgd.Fixed(), boundary=lgd.Halo(hops), coverage=lgd.Coverage())
-    own = nodes_of(ours.partition, (1,))
+    own = ours.plan.nodes_of((1,))
     part, expected = ours.read(0).graph, hops_around(graph, own, hops)
     sizes = [len(nodes) for nodes in expected]
     assert [set(ids.tolist()) for ids in part.node_arrays["n_id"].split(sizes)] == expected
@@ -195,15 +196,13 @@ def test_a_halo_has_every_edge_into_all_but_its_last_hop(hops: int) -> None:
 def test_a_halo_ends_where_the_graph_does() -> None:
     graph = weighted_graph(1.5)  # three hops do not reach everything
     everything = reader(graph, lgd.Fixed(), boundary=lgd.Halo(1000)).read(0).graph
-    assert everything.num_nodes == sum(
-        map(len, hops_around(graph, nodes_of(reader(graph, lgd.Fixed()).partition, (1,)), 50))
-    )
+    assert everything.num_nodes == sum(map(len, hops_around(graph, reader(graph, lgd.Fixed()).plan.nodes_of((1,)), 50)))
 
 
 def test_a_halo_stays_within_its_bytes_and_keeps_what_is_asked_for_most() -> None:
     graph = weighted_graph()
     per_node = sum(array[:1].numel() * array.element_size() for array in graph.node_arrays.values())
-    own = nodes_of(reader(graph, lgd.Fixed()).partition, (1,))
+    own = reader(graph, lgd.Fixed()).plan.nodes_of((1,))
     part = reader(graph, lgd.Fixed(), boundary=lgd.Halo(bytes=40 * per_node + 3)).read(0).graph
     leaves = set(part.node_arrays["n_id"][own.numel() :].tolist())
     asked = dict.fromkeys(graph.halo(own).tolist(), 0)
@@ -215,7 +214,7 @@ def test_a_halo_stays_within_its_bytes_and_keeps_what_is_asked_for_most() -> Non
 
 def test_nearer_hops_come_first_within_the_bytes() -> None:
     graph = weighted_graph(1.5)  # three hops do not reach everything
-    own = nodes_of(reader(graph, lgd.Fixed()).partition, (1,))
+    own = reader(graph, lgd.Fixed()).plan.nodes_of((1,))
     hops = hops_around(graph, own, 2)
     limit = (len(hops[1]) + 9) * sum(array[:1].nbytes for array in graph.node_arrays.values())
     ids = reader(graph, lgd.Fixed(), boundary=lgd.Halo(3, bytes=limit)).read(0).graph.node_arrays["n_id"]
@@ -225,7 +224,7 @@ def test_nearer_hops_come_first_within_the_bytes() -> None:
 
 def test_a_node_asks_for_no_more_leaves_than_it_may() -> None:
     graph = weighted_graph()
-    own = nodes_of(reader(graph, lgd.Fixed()).partition, (1,))
+    own = reader(graph, lgd.Fixed()).plan.nodes_of((1,))
     few, all_of_them = (
         reader(graph, lgd.Fixed(), boundary=lgd.Halo(neighbors=limit)).read(0).graph for limit in (1, 10**6)
     )

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import NeighborSampler
-from lightning_gnn_dist.homes.run import Host, budget
+from lightning_gnn_dist.homes.run import DEFAULT_BYTES, halved
 from lightning_gnn_dist.homes.settings import LEAST_BYTES
 from lightning_gnn_dist.layers.choice import Counter, Judged, Neighbourhoods
 from lightning_gnn_dist.layers.layer_pass import GraphNodes, LayerPass, Work
@@ -147,9 +147,8 @@ def test_memory_that_a_group_of_processes_may_take(limit, stat, free, tmp_path, 
         assert abs(found - free_here) < 8 << 30
     else:
         assert found == min(free, found) and found >= 0
-        assert budget(None, CPU, Host(found, 1)) <= max(free // 2, LEAST_BYTES)
-        assert budget(LEAST_BYTES, CPU, Host(found, 1)) == LEAST_BYTES
-        assert budget(None, CPU, Host(found, 4)) <= max(free // 8, LEAST_BYTES)
+        assert halved(DEFAULT_BYTES, found) <= max(free // 2, LEAST_BYTES)
+        assert halved(LEAST_BYTES, found) == LEAST_BYTES
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,8 @@ class PartNodes(GraphNodes):
     def __init__(self, part: Graph, home: LocalGraph, super_epoch: int) -> None:
         rank, self._num_ranks = home.running.rank, home.running.num_ranks
         super().__init__(part, widen=home.running.widen, offsets=home.types.offsets)
-        self._chunks = home.partition(self._num_ranks).assignment
-        self._owners = home.plan_for(self._num_ranks).owner(super_epoch)
+        self._chunks = home.plan.partition.assignment
+        self._owners = home.plan.owner(super_epoch)
         self._n_id = part.node_arrays["n_id"]
         self._own_at = (self._owner_of(self._n_id) == rank).nonzero().view(-1)
         self._own = self._n_id[self._own_at]

@@ -13,7 +13,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.value_check import ValueCheck
-from lightning_gnn_dist.homes.access import check_typed, chosen_seed_type, folder_of, graph_of
+from lightning_gnn_dist.homes.access import check_typed, chosen_seed_type, folder_of, graph_of, with_seeds_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.run import RunContext
@@ -37,7 +37,7 @@ def task_elsewhere(given: Graph | Data | HeteroData | str | Path, running: RunCo
     graph = graph_of(given)
     check_alike("Evaluation(on=...)", types, graph.types)
     kind = chosen_seed_type(types, None, "this one")
-    graph = graph if kind is None or kind == graph.types.seeds else graph.with_seeds(kind)
+    graph = graph if kind is None else with_seeds_of(graph, kind)
     check_typed(graph.types, settings, Isolated())
     home = LocalGraph(graph, running, RandomPartitioner(), Holding(), Isolated(), None)
     task = NodeTask(home, ValueCheck(is_on=settings.loading.check_values))

@@ -16,8 +16,7 @@ from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import per_hop, wide_arrays
 from lightning_gnn_dist.extensions.larger_than_memory.sweep import CHUNKS
 from lightning_gnn_dist.graph.graph import Graph, bytes_per_node
-from lightning_gnn_dist.homes.local_graph import Plan
-from lightning_gnn_dist.homes.residency import BYTES_BESIDE, bytes_held
+from lightning_gnn_dist.homes.residency import BYTES_BESIDE, Plan, bytes_held
 from lightning_gnn_dist.homes.run import Host, RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.sampling.whole import WholePartSampler
@@ -160,4 +159,4 @@ def _share_held(plan: Plan) -> float:
     """Return the share of all chunks in a rank's part, and in the next one that is read while it trains."""
     held = [plan.residency.held(turn, 0, plan.num_parts, plan.seed) for turn in range(plan.turns)]
     share = max(len(each.own) + len(each.others) for each in held) / plan.residency.num_chunks(plan.num_parts)
-    return 2 * share if plan.changes else share
+    return 2 * share if plan.sweep > 1 else share

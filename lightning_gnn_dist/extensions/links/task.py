@@ -243,9 +243,6 @@ class WholeEdges(EdgeTask):
         super().__init__(home, values, known.links, num_negatives)
         self.known, self._most = known, dict[int, int]()
 
-    def begin(self, *, is_fit: bool) -> None:
-        """Do nothing: ``most()`` refuses ranks with nothing to learn, on all ranks alike."""
-
     def rows(self) -> Graph:
         return self.home.whole
 
@@ -267,7 +264,7 @@ class WholeEdges(EdgeTask):
         total = self.of_corrections().numel()
         if num_ranks == 1:
             return total
-        assignment = self.home.partition(num_ranks).assignment
+        assignment = self.home.plan.partition.assignment
 
         def count(owner: Tensor) -> Tensor:
             rank_of_node = owner[assignment]
@@ -277,7 +274,7 @@ class WholeEdges(EdgeTask):
         what, otherwise = f"{total} training edges", "or MetisPartitioner(), which keeps most edges inside parts"
         if self.home.boundary.sees_whole_graph:
             what, otherwise = f"nodes that the {what} lead to", "or another partition"
-        return self.home.plan_for(num_ranks).most(what, count, otherwise)
+        return self.home.plan.most(what, count, otherwise)
 
     def of_corrections(self) -> Tensor:
         everyone = torch.zeros(1, dtype=torch.int64).expand(self.home.whole.num_nodes)
@@ -300,6 +297,6 @@ class WholeEdges(EdgeTask):
     def _own(self, part: Graph) -> Tensor:
         """Return which nodes of a part are the rank's own."""
         if part is self.home.graph and self.home.running.num_ranks > 1:
-            return self.home.partition(self.home.running.num_ranks).assignment == self.home.running.rank
+            return self.home.plan.partition.assignment == self.home.running.rank
         own: Tensor | None = vars(part).get("node_arrays", {}).get("train_mask")
         return torch.ones(part.num_nodes, dtype=torch.bool) if own is None else own

@@ -22,6 +22,7 @@ from lightning_gnn_dist.extensions.temporal.times import times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.homes.run import RunContext
 
 
 class ShardEdges(EdgeTask):
@@ -47,7 +48,8 @@ class ShardEdges(EdgeTask):
     def at_rest(self) -> dict[str, Any]:
         return {"_found": None, "_candidates": None, "_held": {}}
 
-    def begin(self, *, is_fit: bool) -> None:
+    def begin(self, run: RunContext, *, is_fit: bool) -> None:
+        super().begin(run, is_fit=is_fit)
         if is_fit:
             self._check(self.home.count(len(self._own()), len(self._marked())))
         if self._candidates is None:

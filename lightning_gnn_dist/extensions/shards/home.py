@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource, stream_to
-from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.boundary import Boundary, seeds_around
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.passes.layer_pass import FarPass
@@ -23,7 +23,7 @@ from lightning_gnn_dist.extensions.shards.source import ShardedSource, check_sam
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.homes.access import GraphAccess, Owners, Shown, check_typed
+from lightning_gnn_dist.homes.access import GraphAccess, Owners, Seeds, Shown, check_typed
 from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import Judged, bytes_of_batch, widest_row
@@ -51,6 +51,9 @@ class ShardHome(GraphAccess):
         without_labels: Takes from a shard what batches must not show. Default: they show all.
     """
 
+    types: TypedBounds
+    folder: Path
+
     def __init__(
         self,
         path: Path,
@@ -60,9 +63,9 @@ class ShardHome(GraphAccess):
         coverage: Coverage | None,
         without_labels: Shown | None = None,
     ) -> None:
-        super().__init__(running, boundary, None if boundary.exchanges else coverage)
         _check_shards(bounds, running.settings, boundary)
-        self.path, self.bounds, self._without_labels = path, bounds, without_labels
+        self.path = self.folder = path
+        self.bounds, self.types, self._without_labels = bounds, bounds.types, without_labels
         self._graph: ShardedGraph | None = None
         self._shard: Shard | None = None  # as it was divided, with the labels of its edges
         self._part: Graph | None = None
@@ -70,6 +73,7 @@ class ShardHome(GraphAccess):
         self._places = torch.empty(0, dtype=torch.int64)  # of its training nodes among those of all ranks
         # What the rank learns that has most, and all that shards before the own one, and all ranks, can learn.
         self.most = self.marked_before = self.num_marked = 0
+        super().__init__(running, boundary, coverage)
 
     # The graph.
 
@@ -78,20 +82,8 @@ class ShardHome(GraphAccess):
         return self.bounds.fingerprint
 
     @property
-    def types(self) -> TypedBounds:
-        return self.bounds.types
-
-    @property
-    def folder(self) -> Path:
-        return self.path
-
-    @property
     def about(self) -> str:
         return repr(str(self.path))
-
-    @property
-    def rows(self) -> Graph | None:
-        return None if self._graph is None else self._graph.shard.rows
 
     def split(self, name: str) -> Tensor:
         return self.graph().split(name)
@@ -114,10 +106,11 @@ class ShardHome(GraphAccess):
 
     # The run.
 
-    def open(self, check: Callable[[Graph], None], *, is_fit: bool) -> None:
+    def begin(self, run: RunContext, check: Callable[[Graph], None], *, is_fit: bool) -> None:
+        self.enter(run)
         if self._graph is None:
             self._graph = self._connect()
-        rows = self._graph.shard.rows
+        rows = self.rows = self._graph.shard.rows
         _check_on_all_ranks(lambda: check(rows), self._graph.shard.index)
         if is_fit:
             if self.exchanges and (num_ranks := self.running.num_ranks) != (num_shards := self.bounds.num_shards):
@@ -137,16 +130,16 @@ class ShardHome(GraphAccess):
         return counts[:, 0]
 
     def close(self) -> None:
-        super().close()
         if self._graph is not None:
             self._graph.close()
+        super().close()
 
     def abort(self) -> None:
         if self._graph is not None:
             self._graph.abort()
 
     def at_rest(self) -> dict[str, Any]:
-        return super().at_rest() | {"_graph": None, "_shard": None, "_part": None}
+        return super().at_rest() | {"_graph": None, "_shard": None, "_part": None, "rows": None}
 
     @property
     def figures(self) -> dict[str, float]:
@@ -215,41 +208,38 @@ class ShardHome(GraphAccess):
 
     # Training nodes.
 
-    def begin_nodes(self, num_batches: Callable[[], int], *, is_fit: bool) -> None:
-        if is_fit:
-            marked = self.marked()
-            counts = self.count(len(marked[self.of_copy()]), len(marked))
-            if not self.exchanges and bool((counts == 0).any()):
-                rank = int(counts.argmin())
-                raise ValueError(
-                    f"Shard {rank % self.bounds.num_shards} of {self.path} has no training nodes for rank {rank} of "
-                    f"{len(counts)}, which would have nothing to learn from: divide the graph by "
-                    'MetisPartitioner(balance="train"), or use fewer shards or ranks.'
-                )
-        own = self.graph().shard.rows
-        if isinstance(ours := self.running.settings.training_sampler, SeesByTime):
-            ours.check_shard(own)
-        if is_fit and self.boundary.seed_hops:
+    def begin_nodes(self, num_batches: Callable[[], int]) -> None:
+        marked, own = self.marked(), self.graph().shard.rows
+        counts = self.count(len(marked[self.of_copy()]), len(marked))
+        if not self.exchanges and bool((counts == 0).any()):
+            rank = int(counts.argmin())
+            raise ValueError(
+                f"Shard {rank % self.bounds.num_shards} of {self.path} has no training nodes for rank {rank} of "
+                f"{len(counts)}, which would have nothing to learn from: divide the graph by "
+                'MetisPartitioner(balance="train"), or use fewer shards or ranks.'
+            )
+        if self.boundary.seed_hops:
             places = {"places": self.marked_before + own.node_arrays["train_mask"].cumsum(0) - 1}
             self._places = self.graph().rows_of(places, self.part_ids)["places"]
 
     def most_nodes(self) -> int:
         return self.most
 
-    def own_nodes(self, part: Graph) -> Tensor:
-        return torch.arange(self.graph().shard.rows.num_nodes)
-
-    def places_of(self, part: Graph, seeds: Tensor) -> Tensor:
-        if self.boundary.seed_hops:
-            return self._places[seeds]
-        return self.marked_before + torch.arange(self.marked().numel())[self.of_copy()]
-
     def marked(self) -> Tensor:
         """Return all training nodes of the shard."""
         return self.graph().shard.rows.split("train")
 
-    def own_seeds(self, part: Graph) -> Tensor:
-        """Return this rank's share of them, by their ids in a part."""
+    def seeds_of(self, part: Graph) -> Seeds:
+        own, hops = self._own_seeds(part), self.boundary.seed_hops
+        if hops and self.is_cut:
+            mine = torch.arange(self.graph().shard.rows.num_nodes)
+            asked = torch.cat([own, seeds_around(part, mine, self.shown(part).node_arrays["train_mask"], hops)])
+            return Seeds(own, asked[len(own) :], asked, self._places[asked])
+        asked = self.graph().ids_of_own(own) if self.boundary.sees_whole_graph else own
+        return Seeds(own, own[:0], asked, self.marked_before + torch.arange(len(self.marked()))[self.of_copy()])
+
+    def _own_seeds(self, part: Graph) -> Tensor:
+        """Return this rank's share of the training nodes, by their ids in a part."""
         seeds = self.marked()[self.of_copy()]
         if have_names(part.types) and not self.boundary.sees_whole_graph:  # nodes of others stand between the own ones
             seeds, _ = Lookup(part.node_arrays["n_id"])(self.graph().ids_of_own(seeds))
@@ -257,12 +247,12 @@ class ShardHome(GraphAccess):
 
     # Batches.
 
-    def training_source(self, part: Graph, seeds: Tensor, sampler: Sampler) -> tuple[Tensor, BatchSource]:
+    def training_source(self, part: Graph, sampler: Sampler) -> BatchSource:
         if self.boundary.sees_whole_graph:
-            return self.graph().ids_of_own(seeds), self.whole_source(sampler)
+            return self.whole_source(sampler)
         if have_names(part.types):
             sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
-        return seeds, GraphSource(part, sampler, **self.running.options_of_sources)
+        return GraphSource(part, sampler, **self.running.options_of_sources)
 
     def whole_source(self, sampler: Sampler) -> ShardedSource:
         run, stream = self.running, stream_to(self.running.device)
@@ -340,7 +330,7 @@ class ShardHome(GraphAccess):
 
     def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:
         found, ids = read_part(self.graph(), self.boundary, None, self.running.settings.seed_of_parts)
-        return found, self.own_seeds(found), Owners(ids, self.types.owners(ids)[0])
+        return found, self._own_seeds(found), Owners(ids, self.types.owners(ids)[0])
 
     def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
         shard = self.graph().shard
