@@ -40,7 +40,7 @@ from lightning_gnn_dist.short_names import tell_lightning
 # The one list of public names. Each is imported when it is first asked for: torch, PyG and Lightning take seconds,
 # and few programs need all.
 if TYPE_CHECKING:
-    from lightning_gnn_dist.boundary.auto import Auto as Auto
+    from lightning_gnn_dist.boundary.boundary import Auto as Auto
     from lightning_gnn_dist.boundary.boundary import Fetch as Fetch
     from lightning_gnn_dist.boundary.boundary import Halo as Halo
     from lightning_gnn_dist.boundary.boundary import Isolated as Isolated

@@ -24,6 +24,7 @@ GONE: dict[str, str] = {
     "LastStep": "write checkpoints, ModelCheckpoint(every_n_train_steps=50), and let torchrun start the ranks again",
     "AutoStrategy": "GrappaStrategy() first, and rounds where a step's bytes take longer than it (docs/choosing.md)",
     "Trainer.strategy='choose'": "name one, 'grappa' first (docs/choosing.md has a table)",
+    "Auto.exchange": "name it, boundary=Exchange(), which takes WholePartSampler and GrappaStrategy or DDP",
     "Auto.work": "name the halo, boundary=Halo(2), which may take any work",
     "inspect --bandwidth": "divide bytes by the wire's rate (docs/wire.md)",
     **dict.fromkeys(("inspect --batch-size", "inspect --fanout"), "leave it out: nothing that is left draws batches"),

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch_geometric.nn import SAGEConv
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.boundary.auto import short_name
-from lightning_gnn_dist.boundary.boundary import Boundary
+from lightning_gnn_dist.boundary.boundary import Boundary, short_name
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.homes.residency import Residency
 from lightning_gnn_dist.sampling.base import Sampler

@@ -1,11 +1,15 @@
-"""How the edges that leave a part are treated."""
+"""How the edges that leave a part are treated. ``Auto`` chooses how when a fit begins, by memory and time:
+
+work of a batch = for each layer the edges + 8 nodes that its rank holds, but no more than the batch reaches
+"""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import torch
 from lightning.pytorch import Trainer
@@ -13,17 +17,25 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batches import Learning
 from lightning_gnn_dist.batches.source import Finish
-from lightning_gnn_dist.checks import brief, shown
+from lightning_gnn_dist.checks import brief, in_megabytes, shown
 from lightning_gnn_dist.engine.rng import Purpose, permutation
-from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import Graph, bytes_per_node
-from lightning_gnn_dist.graph.rows import Lookup, induced_rows, senders_by_row, starts_of
-from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.graph import Graph, bytes_of_part, bytes_per_node
+from lightning_gnn_dist.graph.rows import Lookup, degrees_of
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.joint import TrainsReplicasApart
-from lightning_gnn_dist.layers.choice import Neighbourhoods
+from lightning_gnn_dist.layers.choice import ALL, EDGES_OF_A_NODE, Neighbourhoods
+from lightning_gnn_dist.partition.base import learned_from
 from lightning_gnn_dist.rules import Count, Hops, Natural, check_fields
+from lightning_gnn_dist.sampling.base import Sampler
+from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+from lightning_gnn_dist.wire.collectives import gather_numbers
+from lightning_gnn_dist.wire.memory import free_bytes, ranks_here
 
+LOST = "Edges are lost: in rounds, SuperNodePartitioner() or averages over rounds (AveragedRounds()) mostly lose less."
+TIMES = 2.0  # that all ranks together may compute in a pass, in times of one process
+SMALL = 100_000  # work of a batch, in edges, some ms: less saves no time worth an edge
+Parts = Iterable[tuple[Tensor, Tensor]]  # nodes that a rank holds without a halo, and those of them that it learns from
 EdgesInto: TypeAlias = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]
 
 
@@ -92,10 +104,6 @@ class Boundary(ABC):
 
     def check_in_fit(self, trainer: Trainer) -> None:  # noqa: B027  # optional
         """Refuse a strategy, a precision or a module with which several ranks cannot treat a boundary so."""
-
-    def suits(self, settings: Any, trainer: Trainer) -> bool:
-        """Return whether :class:`Auto` may take it in a fit, where a user allows that."""
-        return False
 
     def wrap(self, home: Any) -> Outside | None:
         """Return what its batches know, in a run, of nodes outside a part beside what came along; None: nothing."""
@@ -238,146 +246,162 @@ def _some_of_each_row(row: Tensor, senders: Tensor, limit: int, seed: int) -> Te
     return senders[by_row][torch.arange(row.numel()) - begin < limit]
 
 
-@dataclass(frozen=True, eq=False)
-class PartRows:
-    """The in-neighbours of some nodes, as the whole graph has them.
+@dataclass(frozen=True)
+class Auto(Boundary):
+    """The most exact boundary that costs no more than is allowed, chosen when a fit begins; ``"auto"`` is ``Auto()``.
+
+    That is the deepest :class:`Halo`, of as many hops as the sampler at most, otherwise :class:`Isolated`. It must fit
+    into memory: the largest part, with all nodes that come along. And all ranks together must compute at most twice
+    what one process would: batches that reach all of a part, as with :class:`WholePartSampler`, are computed with what
+    came along. Of a module with ``layers()`` the rows count that seeds reach, and batches of some milliseconds may
+    always be computed. Of parts that change, those of the first four super-epochs are looked at. All ranks choose the
+    same (with :class:`Elastic` each for itself), and a line in the log says what. A resumed fit keeps what the
+    checkpoint's has chosen.
+
+    Args:
+        bytes: Most bytes that a part may take in RAM. Default: half of the rank's share of the memory that is free when
+            the fit begins, on the host that has least.
+    """
+
+    bytes: Count | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
+        raise NotImplementedError("A fit takes what has been chosen in its place.")
+
+
+class Pass(NamedTuple):
+    """A pass over all training nodes.
 
     Attributes:
-        indptr: Where each node's row starts in ``senders``, and where the last one ends.
-        senders: The in-neighbours, row after row, by their ids in the whole graph.
-        edge_arrays: The graph's edge arrays, one row for each entry of ``senders``.
+        sampler: Draws batches.
+        batch_size: Seeds of a batch, at most.
+        learned: Seeds of each rank.
+        has_layers: Whether each layer of the model computes only the rows that the next one reads.
     """
 
-    indptr: Tensor
-    senders: Tensor
-    edge_arrays: dict[str, Tensor]
+    sampler: Sampler
+    batch_size: int
+    learned: Sequence[int]
+    has_layers: bool
 
-
-class RowSource(Protocol):
-    """Where the rows of a part come from."""
-
-    @property
-    def sizes(self) -> Graph:
-        """A graph as large as the whole one, for a boundary to count by."""
-        ...
-
-    def edges_into(self, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield, for each edge into some nodes, the number of the node among them, and the sender, piece by piece."""
-        ...
-
-    def among(self, nodes: Tensor, hops: list[Tensor]) -> Graph:
-        """Return the graph among ``nodes``, of which those of some hops alone receive."""
-        ...
-
-
-def around(
-    source: RowSource, residents: Tensor, own: Tensor, boundary: Boundary, seed: int
-) -> tuple[Graph, Tensor, Tensor]:
-    """Return a part in RAM, its nodes, and which of them the rank learns from.
-
-    Args:
-        source: Has the rows.
-        residents: The nodes of the part without what the boundary brings along.
-        own: Those of them that the rank learns from.
-        boundary: Which nodes come along: those of the last hop receive nothing.
-        seed: Decides everything random.
-    """
-    found = boundary.around(source.sizes, residents, source.edges_into, seed)
-    _check_hops(boundary, found, residents, source.sizes.num_nodes)
-    hops = [residents, *found]
-    nodes = torch.cat(hops)
-    if have_names(source.sizes.types):
-        nodes = nodes.sort().values  # so that those of one type follow each other
-    return source.among(nodes, hops[: max(1, len(hops) - 1)]), nodes, Lookup(own).contains(nodes)
-
-
-def _check_hops(boundary: Boundary, hops: object, residents: Tensor, num_nodes: int) -> None:
-    """Refuse what is no list of outside nodes, as ``around`` of a boundary returns one."""
-    name = f"{type(boundary).__name__}.around()"
-    if not isinstance(hops, list | tuple) or not all(map(_is_vector_of_ids, hops)):
-        got = f"a list of {', '.join(map(shown, hops))}" if isinstance(hops, list | tuple) else shown(hops)
-        raise TypeError(f"{name} must return a list of vectors of int64, the ids of each hop, got {got}.")
-    for number, hop in enumerate(hops, 1):
-        if hop.numel() and not 0 <= int(hop.min()) <= int(hop.max()) < num_nodes:
-            raise ValueError(
-                f"{name} must return ids of the {num_nodes:,} nodes of the graph, and those of its hop {number} go "
-                f"from {int(hop.min())} to {int(hop.max())}."
+    def work(self, neighbourhoods: Neighbourhoods, seeds: Tensor, nodes: Tensor, edges: Tensor) -> Tensor:
+        """Return the work of a batch of a rank that holds so many nodes, and edges into them, the same shape."""
+        if self.has_layers and isinstance(self.sampler, WholePartSampler):
+            of_layers = list(zip(*neighbourhoods.of(seeds), strict=False))  # nodes and edges, the last layer first
+            return sum(
+                (edges.clamp(max=most) + EDGES_OF_A_NODE * nodes.clamp(max=few) for few, most in of_layers), 0 * nodes
             )
-    nodes = torch.cat([residents, *hops]).sort().values if hops else residents[:0]
-    if (again := nodes[1:][nodes[1:] == nodes[:-1]]).numel():
+        return (self.sampler.num_hops * (edges + EDGES_OF_A_NODE * nodes)).clamp(max=self._most())
+
+    def _most(self) -> int:
+        """Return the work of a batch however much a rank holds; 0 where that does not change it."""
+        if not isinstance(self.sampler, NeighborSampler):
+            return ALL if isinstance(self.sampler, WholePartSampler) else 0
+        drawn, work, found = self.sampler.num_neighbors, 0.0, float(self.batch_size)
+        of_types = [drawn] if isinstance(drawn, Sequence) else drawn.values()
+        for hop, limits in enumerate(zip(*of_types, strict=True)):
+            edges = found * (math.inf if -1 in limits else sum(limits))
+            work += (self.sampler.num_hops - hop) * (edges + EDGES_OF_A_NODE * found)
+            found = edges
+        return int(min(work, ALL))
+
+    def times(self, of_ranks: Sequence[int], of_one: int) -> float:
+        """Return what ranks compute in all, whose batches take so much work, in times of one process."""
+        batches, alone = (max(1, -(-seeds // self.batch_size)) for seeds in (max(self.learned), sum(self.learned)))
+        return batches * sum(of_ranks) / (alone * of_one) if of_one else 1.0
+
+
+def chosen(
+    asked: Auto,
+    graph: Graph,
+    parts: Sequence[Parts],
+    steps: Pass,
+    *,
+    on_host: int,
+    device: torch.device | None = None,
+) -> tuple[Boundary, str]:
+    """Return the most exact boundary that all ranks can afford, and a line for the log.
+
+    Args:
+        asked: What the user asks for.
+        graph: The whole graph.
+        parts: What each rank holds, at some times of the fit.
+        steps: A pass over the training nodes.
+        on_host: How many parts may lie on one host.
+        device: Where ranks exchange numbers: ``parts`` are then those of this rank alone. Collective, as a fit begins.
+    """
+    allowed = free_bytes() // ranks_here(on_host) // 2 if asked.bytes is None else asked.bytes
+    of_ranks = [[allowed, *_measured(graph, each, steps)] for each in parts]
+    of_ranks = of_ranks if device is None else gather_numbers(of_ranks[0], device)
+    return choose(graph, [rest for _, *rest in of_ranks], steps, min(row[0] for row in of_ranks))
+
+
+def _measured(graph: Graph, parts: Parts, steps: Pass) -> list[int]:
+    """Return the most bytes of some parts with halos of 1, 2 ... hops, and then the most work of a batch of them."""
+    neighbourhoods, found = Neighbourhoods(graph, steps.sampler.num_hops), list[Tensor]()
+    for residents, seeds in parts:
+        hops = neighbourhoods.hops(residents)
+        nodes = torch.tensor([each.numel() for each in hops]).cumsum(0)[1:]
+        edges = torch.stack([degrees_of(graph.indptr, each).sum() for each in hops[:-1]]).cumsum(0)
+        work = steps.work(neighbourhoods, seeds, nodes, edges)
+        found.append(torch.cat([bytes_of_part(graph, nodes, edges), work]))
+    return torch.stack(found).amax(0).tolist()
+
+
+def choose(graph: Graph, of_ranks: Sequence[Sequence[int]], steps: Pass, allowed: int) -> tuple[Boundary, str]:
+    """Return the most exact boundary that all ranks can afford, and a line for the log.
+
+    Args:
+        graph: The whole graph.
+        of_ranks: What :func:`_measured` returns on each rank.
+        steps: A pass over the training nodes.
+        allowed: The bytes that a part may take.
+    """
+    num_hops, better = steps.sampler.num_hops, ""
+    seeds, sizes = learned_from(graph, graph.types.seeds).nonzero().view(-1), (graph.num_nodes, graph.num_edges)
+    of_one = int(steps.work(Neighbourhoods(graph, num_hops), seeds, *map(torch.tensor, sizes)))
+    most = [max(column) for column in zip(*of_ranks, strict=True)]
+    for hops in range(num_hops, 0, -1):
+        held, work = most[hops - 1], [row[num_hops + hops - 1] for row in of_ranks]
+        if hops > 1 and held == most[hops - 2]:  # a hop that brings nothing
+            continue
+        times = steps.times(work, of_one)
+        cost = f"Halo({hops}) takes {in_megabytes(held)} for the largest part, and {times:.1f} times the work"
+        if held <= allowed and (times <= TIMES or max(work) <= SMALL):
+            return Halo(hops), f'boundary="auto" is Halo({hops}). {cost} of one process.{better}'
+        better = f" {cost}; {in_megabytes(allowed)} and {TIMES:g} times are allowed."
+    return Isolated(), f'boundary="auto" is Isolated().{better} {LOST}'
+
+
+def short_name(boundary: Boundary) -> str:
+    """How a boundary is written, without what is not given."""
+    return f"Halo({boundary.hops})" if isinstance(boundary, Halo) else brief(boundary)
+
+
+def kept(name: str, num_hops: int) -> tuple[Boundary, str]:
+    """Return what the fit of a checkpoint chose, for which there may be less memory now, and a line for the log.
+
+    Args:
+        name: The short name of what it chose.
+        num_hops: Hops of the sampler.
+    """
+    known = {short_name(each): each for each in (*map(Halo, range(num_hops, 0, -1)), Isolated())}
+    if name not in known:
         raise ValueError(
-            f"{name} must return each outside node once, in the first hop that reaches it, and no node of the part, "
-            f"got node {int(again[0])} again."
+            f'boundary="auto" was {name} in the fit of the checkpoint, and can be {", ".join(known)} in this one: '
+            "resume with that fit's sampler, holding, module and strategy, or name the boundary that you want."
         )
+    return known[name], f'boundary="auto" is {name}, as in the fit of the checkpoint.'
 
 
-def _is_vector_of_ids(hop: object) -> bool:
-    return isinstance(hop, Tensor) and hop.dim() == 1 and hop.dtype == torch.int64
+_PLAIN = Auto()
 
 
-def edges_among(
-    rows: PartRows, at: Tensor, nodes: Tensor, receives: Tensor
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return the edges among ``nodes`` as a CSR of local ids, and their arrays.
-
-    Args:
-        rows: Whole rows.
-        at: Which of them are those of the nodes that receive, in their order.
-        nodes: All nodes.
-        receives: Which of them receive.
-    """
-    dtype = index_dtype(nodes.numel())
-    starts, senders, edges = induced_rows(rows.indptr, rows.senders, rows.edge_arrays, at, Lookup(nodes), dtype)
-    indptr = torch.zeros(nodes.numel() + 1, dtype=torch.int64)
-    indptr[1:].masked_scatter_(receives, starts.diff())
-    return indptr.cumsum_(0), senders, edges
-
-
-class RowReading(ABC):
-    """Reads whole rows, and remembers them: a boundary asks for them first."""
-
-    def __init__(self) -> None:
-        self._known: list[tuple[Tensor, PartRows]] = []
-
-    @abstractmethod
-    def read(self, nodes: Tensor) -> PartRows:
-        """Return the whole rows of some nodes."""
-
-    def rows_of(self, nodes: Tensor) -> PartRows:
-        for known, rows in self._known:
-            if known is nodes:
-                return rows
-        self._known.append((nodes, self.read(nodes)))
-        return self._known[-1][1]
-
-    def edges_into(self, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        rows = self.rows_of(nodes)
-        return senders_by_row(rows.indptr, rows.senders)
-
-    def rows_of_hops(self, hops: list[Tensor]) -> PartRows:
-        """Return the rows of several hops, one after the other."""
-        pieces = [self.rows_of(hop) for hop in hops]
-        if len(pieces) == 1:
-            return pieces[0]
-        degrees = torch.cat([piece.indptr.diff() for piece in pieces])
-        names = pieces[0].edge_arrays
-        edges = {name: torch.cat([piece.edge_arrays[name] for piece in pieces]) for name in names}
-        return PartRows(starts_of(degrees), torch.cat([piece.senders for piece in pieces]), edges)
-
-
-def seeds_around(part: Graph, own: Tensor, train_mask: Tensor, hops: int) -> Tensor:
-    """Return the training nodes of other ranks within so many hops of a rank's own nodes, by their ids in its part.
-
-    Args:
-        part: What the rank holds.
-        own: Its own nodes, by their ids in the part.
-        train_mask: Marks all training nodes of the part, those of other ranks as well.
-        hops: How far others may be.
-    """
-    neighbourhoods, reached = Neighbourhoods(part, 1), own
-    for _ in range(hops):
-        reached = neighbourhoods.senders(reached)
-    is_seed = torch.zeros_like(train_mask)
-    is_seed[reached] = train_mask[reached]
-    is_seed[own] = False
-    return is_seed.nonzero().view(-1)
+def boundary_of(given: Boundary | str, otherwise: Boundary) -> Boundary:
+    """Return the boundary that a data module is given, or what ``"auto"``, the default of all of them, is for it."""
+    if isinstance(given, str) and given != "auto":
+        raise ValueError(f'boundary must be "auto", or an object such as Isolated() or Halo(), got {shown(given)}.')
+    return otherwise if isinstance(given, str) or given == _PLAIN else given

@@ -20,8 +20,7 @@ from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, in_turn
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
-from lightning_gnn_dist.boundary.auto import Auto, boundary_of
-from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
+from lightning_gnn_dist.boundary.boundary import Auto, Boundary, Isolated, boundary_of
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import (
     check_at_least,
@@ -72,7 +71,7 @@ class GraphDataModule(LightningDataModule):
         self._judging = task if judging is None else judging
         self._tasks = [task] if judging is None else [task, judging]
         super().__init__()
-        settings = self._running.settings
+        settings = self._home.running.settings
         self.sampler, self.batch_size, self.loading = settings.training_sampler, settings.batch_size, settings.loading
         self.evaluation, self.global_batching = settings.evaluation, settings.global_batching
         self.predicted: Tensor | None = None  # nodes of the graph; None is all
@@ -216,7 +215,7 @@ class GraphDataModule(LightningDataModule):
 
     def prepare_data(self) -> None:
         """One process of every host computes the partition; the others find it in the cache."""
-        self.trainer = self.trainer  # whose ranks are there now
+        self._enter(self._home.running.within(self.trainer))  # whose ranks are there now
         self._home.prepare()
 
     def setup(self, stage: str) -> None:

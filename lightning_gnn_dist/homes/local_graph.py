@@ -15,8 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.batches.source import BatchSource, Finish, GraphSource
-from lightning_gnn_dist.boundary.auto import Auto, Parts, Pass, chosen, kept, short_name
-from lightning_gnn_dist.boundary.boundary import Boundary, Isolated, seeds_around
+from lightning_gnn_dist.boundary.boundary import Auto, Boundary, Isolated, Parts, Pass, chosen, kept, short_name
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.graph import Graph, sampled_digest, with_arrays
@@ -25,7 +24,7 @@ from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.access import GraphAccess, Owners, Phases, Seeds, Shown
-from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
+from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher, seeds_around
 from lightning_gnn_dist.homes.residency import Fixed, Holding, Plan, bytes_held, default_period
 from lightning_gnn_dist.homes.run import Host, RunContext
 from lightning_gnn_dist.joint import TrainsReplicasApart
@@ -159,7 +158,7 @@ class LocalGraph(GraphAccess):
             rank_zero_info(f"{self.plan.partitioner} cuts the graph, as no partitioner was named.")
         if self.plan.has_parts and isinstance(self.asked, Auto):
             mine = [self.plan.first_parts(run.rank)]
-            self._take(self._chosen(self.plan, mine, device=run.device, offered=self._offered()))
+            self._take(self._chosen(self.plan, mine, run.device))
         most = bytes_held(self.whole)
         of_rank = (4 * run.settings.loading.bulk_size + 3) * most + _BESIDE  # if all counts as large as it can be
         is_short = any(host.ranks * of_rank + 2 * most > host.free for host in run.hosts)
@@ -187,8 +186,7 @@ class LocalGraph(GraphAccess):
             self._period = state.get("repartition_every")
         name = state.get("boundary")
         if self.boundary is not self.asked and name not in (None, short_name(self.boundary)):
-            num_hops = self.running.settings.training_sampler.num_hops
-            self._take(kept(name, num_hops, offered=self._offered()))
+            self._take(kept(name, self.running.settings.training_sampler.num_hops))
 
     @property
     def figures(self) -> dict[str, float]:
@@ -204,20 +202,12 @@ class LocalGraph(GraphAccess):
         rank_zero_info(chosen[1])
         self.enter(self.running, chosen[0])
 
-    def _offered(self) -> Boundary | None:
-        """Return what ``boundary="auto"`` may be before a halo in this fit, if a user allows it and it can be."""
-        asked, trainer = self.asked, self.running.trainer
-        if not isinstance(asked, Auto) or trainer is None or not self.holding.is_one_chunk:
-            return None
-        offered = asked.offered()
-        return offered if offered is not None and offered.suits(self.running.settings, trainer) else None
-
-    def _chosen(self, plan: Plan, parts: Sequence[Parts], **how: Any) -> tuple[Boundary, str]:
+    def _chosen(self, plan: Plan, parts: Sequence[Parts], device: torch.device | None = None) -> tuple[Boundary, str]:
         """Return what ``"auto"`` is on some parts, and a line for the log."""
         assert isinstance(self.asked, Auto)
         settings, layered = self.running.settings, has_layers(self.running.module)
         steps = Pass(settings.training_sampler, settings.batch_size, plan.learned_by_ranks(), layered)
-        return chosen(self.asked, self.whole, parts, steps, on_host=plan.num_parts, **how)
+        return chosen(self.asked, self.whole, parts, steps, on_host=plan.num_parts, device=device)
 
     # The part.
 
@@ -304,8 +294,8 @@ class LocalGraph(GraphAccess):
 
         Each epoch counts as if it were a pass.
         """
-        trainer, every = self.running.trainer, self.every()
-        if not self.is_cut or every is None:
+        trainer, every = self.running.trainer, self.every() if self.is_cut else None
+        if every is None:
             return
         num_super_epochs = 1.0
         if trainer is not None:
@@ -342,7 +332,7 @@ class LocalGraph(GraphAccess):
         if (hops := self.boundary.seed_hops) and self.is_cut and ids is not None:
             mine = self._is_own(ids).nonzero().view(-1)
             asked = torch.cat([own, seeds_around(part, mine, self.shown(part).node_arrays["train_mask"], hops)])
-        places = torch.searchsorted(self.split("train"), asked if ids is None else ids[asked])
+        places = torch.searchsorted(self.whole.split("train"), asked if ids is None else ids[asked])
         return Seeds(own, asked[len(own) :], asked, places)
 
     def _is_own(self, nodes: Tensor) -> Tensor:

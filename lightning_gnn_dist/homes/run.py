@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -13,8 +14,8 @@ from llvmlite import binding
 
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import stream_to
-from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.homes.settings import LEAST_BYTES, BatchSettings, Loading
+from lightning_gnn_dist.checks import MAX_SEED, shown
+from lightning_gnn_dist.homes.settings import LEAST_BYTES, BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.exactness import hops_of_evaluation
 from lightning_gnn_dist.layers.layer_pass import Work
@@ -126,13 +127,25 @@ class RunContext:
 
     @property
     def widen(self) -> Widen:
-        """Which narrow types batches have as float32."""
-        return widening(self.settings.loading, self.trainer)
+        """Which narrow types batches have as float32: as it is said, or all but the one that a step computes in."""
+        said = self.settings.loading.widen
+        stays = None if self.trainer is None else _TYPES.get(self.trainer.precision, (None, None))[1]
+        return said if isinstance(said, bool) else stays or True
 
     @property
     def seed(self) -> int:
         """The seed of batches: as given; else the checkpoint's, or that of ``seed_everything`` as the fit began."""
-        return self.settings.seed_of_batches if self.agreed_seed is None else self.agreed_seed
+        if self.agreed_seed is not None:
+            return self.agreed_seed
+        if self.settings.seed is not None:
+            return int(self.settings.seed)
+        said = os.environ.get("PL_GLOBAL_SEED", "0")
+        if not said.isascii() or not said.isdigit() or int(said) > MAX_SEED:
+            raise ValueError(
+                f"PL_GLOBAL_SEED must be an integer between 0 and {MAX_SEED}, as seed_everything sets it, got "
+                f"{shown(said)}: unset it, or give a seed to the data module."
+            )
+        return int(said)
 
     @property
     def options_of_batches(self) -> dict[str, Any]:
@@ -162,7 +175,8 @@ class RunContext:
         if self.device.type == "cuda":
             free = min(free, free_on(self.device))
         allowed = halved(self.settings.evaluation.bytes or DEFAULT_BYTES, free)
-        said = [*here, allowed, self.settings.seed_of_batches if is_fit else self.seed, given]
+        seed = replace(self, agreed_seed=None).seed if is_fit else self.seed  # a fit before it may have had another
+        said = [*here, allowed, seed, given]
         of_ranks = gather_numbers(said, self.device) if self.num_ranks > 1 else [said]
         seeds = [seed for *_, seed, _ in of_ranks]
         if len(set(seeds)) > 1 and any(is_given for *_, is_given in of_ranks):
@@ -201,12 +215,6 @@ class RunContext:
         if self.module is None or not settings.evaluates_whole_rows or settings.leaves_types_out:
             return None
         return layers_as_they_are(self.module, data, settings.training_sampler.num_hops, is_typed=is_typed)
-
-
-def widening(loading: Loading, trainer: Trainer | None) -> Widen:
-    """Return which types are widened: as it is said, or all but the one that a step of a trainer computes in."""
-    stays = None if trainer is None else _TYPES.get(trainer.precision, (None, None))[1]
-    return loading.widen if isinstance(loading.widen, bool) else stays or True
 
 
 def type_of_model(trainer: Trainer | None) -> torch.dtype | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.checks import MAX_SEED, check_at_least, check_instance, check_path, shown
+from lightning_gnn_dist.checks import check_at_least, check_instance, check_path
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.rules import Count, Natural, Seed, check_fields, whole
@@ -216,19 +215,6 @@ class BatchSettings:
     def leaves_types_out(self) -> bool:
         """Whether some hop draws no edge of some type. An evaluation then does so, too."""
         return isinstance(self.training_sampler, NeighborSampler) and self.training_sampler.leaves_types_out
-
-    @property
-    def seed_of_batches(self) -> int:
-        """What decides everything random in batches: the seed that was given, or ``seed_everything``'s, or 0."""
-        if self.seed is not None:
-            return int(self.seed)
-        said = os.environ.get("PL_GLOBAL_SEED", "0")
-        if not said.isascii() or not said.isdigit() or int(said) > MAX_SEED:
-            raise ValueError(
-                f"PL_GLOBAL_SEED must be an integer between 0 and {MAX_SEED}, as seed_everything sets it, got "
-                f"{shown(said)}: unset it, or give a seed to the data module."
-            )
-        return int(said)
 
     def of_evaluation(self, more_hops: int = 0) -> Sampler:
         """Return the sampler of the whole graph for evaluation; where it takes whole rows, with so many hops more."""

@@ -3,6 +3,7 @@
 import math
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,9 @@ import torch
 from torch import Tensor
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.boundary import auto
-from lightning_gnn_dist.boundary.auto import Pass, choose, short_name
-from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, around
-from lightning_gnn_dist.homes.parts import PartReader
+from lightning_gnn_dist.boundary import boundary as auto
+from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Pass, choose, short_name
+from lightning_gnn_dist.homes.parts import PartReader, around
 from lightning_gnn_dist.homes.residency import Plan
 from lightning_gnn_dist.layers.choice import Neighbourhoods
 from tests.boundary.models import model, weighted_data
@@ -34,25 +34,22 @@ def quick(world_size: int, strategy: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("held", "times", "allowed", "is_offered", "boundary"),
+    ("held", "times", "allowed", "boundary"),
     [
-        ([10, 20, 30], [1, 1, 1], 10, True, lgd.Fetch()),
-        ([10, 20, 30], [1, 1, 1], 9, True, lgd.Isolated()),
-        ([10, 20, 30], [1, 1, 1], 30, False, lgd.Halo(3)),
-        ([10, 20, 30], [1, 1, 1], 29, False, lgd.Halo(2)),
-        ([10, 20, 20], [1, 1, 1], 30, False, lgd.Halo(2)),  # nothing is three hops away
-        ([10, 20, 20], [1, 1, 1], 19, False, lgd.Halo(1)),
-        ([10], [1], 5, False, lgd.Isolated()),
-        ([10, 20, 30], [1.2, 2.0, 2.1], 30, False, lgd.Halo(2)),
-        ([10, 20, 30], [2.5, 3, 4], 30, False, lgd.Isolated()),
-        ([10, 20, 30], [2.5, 3, 4], 30, True, lgd.Fetch()),
+        ([10, 20, 30], [1, 1, 1], 9, lgd.Isolated()),
+        ([10, 20, 30], [1, 1, 1], 30, lgd.Halo(3)),
+        ([10, 20, 30], [1, 1, 1], 29, lgd.Halo(2)),
+        ([10, 20, 20], [1, 1, 1], 30, lgd.Halo(2)),  # nothing is three hops away
+        ([10, 20, 20], [1, 1, 1], 19, lgd.Halo(1)),
+        ([10], [1], 5, lgd.Isolated()),
+        ([10, 20, 30], [1.2, 2.0, 2.1], 30, lgd.Halo(2)),
+        ([10, 20, 30], [2.5, 3, 4], 30, lgd.Isolated()),
     ],
 )
 def test_the_most_exact_that_costs_no_more_than_allowed_is_chosen(
     held: list[int],
     times: list[float],
     allowed: int,
-    is_offered: bool,
     boundary: Boundary,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -60,11 +57,11 @@ def test_the_most_exact_that_costs_no_more_than_allowed_is_chosen(
     of_one = len(held) * (graph.num_edges + 8 * graph.num_nodes)
     of_rank = [*held, *(round(each * of_one) for each in times)]
     monkeypatch.setattr(auto, "SMALL", 0)
-    found, said = choose(graph, [of_rank], steps, allowed, offered=lgd.Fetch() if is_offered else None)
+    found, said = choose(graph, [of_rank], steps, allowed)
     assert found == boundary and said.startswith(f'boundary="auto" is {short_name(boundary)}')
     if held[-1] <= allowed:
         monkeypatch.setattr(auto, "SMALL", max(of_rank))  # a quick batch may be computed many times
-        assert isinstance(choose(graph, [of_rank], steps, allowed, offered=None)[0], lgd.Halo)
+        assert isinstance(choose(graph, [of_rank], steps, allowed)[0], lgd.Halo)
 
 
 def works(
@@ -116,7 +113,7 @@ def test_work_is_counted_in_times_of_one_process(sampler: Any, batch_size: int, 
     graph, partition = cut_graph()
     plan = Plan(graph, partition, lgd.Holding(), PARTS, 0)
     steps = Pass(sampler, batch_size, plan.learned_by_ranks(), has_layers)
-    counted = [auto._counted(graph, plan.first_parts(rank), steps) for rank in range(PARTS)]
+    counted = [auto._measured(graph, plan.first_parts(rank), steps) for rank in range(PARTS)]
     sizes = torch.tensor(graph.num_nodes), torch.tensor(graph.num_edges)
     of_one = int(steps.work(Neighbourhoods(graph, 2), graph.split("train"), *sizes))
     found = [steps.times([of_rank[2 + hop] for of_rank in counted], of_one) for hop in range(2)]
@@ -128,7 +125,7 @@ def test_samplers_of_a_bounded_size_compute_the_same_in_each_part() -> None:
     graph, partition = cut_graph()
     plan = Plan(graph, partition, lgd.Holding(), PARTS, 0)
     steps = Pass(lgd.LadiesSampler([4, 4]), 8, [8, 8, 14], True)
-    assert auto._counted(graph, plan.first_parts(0), steps)[2:] == [0, 0] and steps.times([0, 0, 0], 0) == 1
+    assert auto._measured(graph, plan.first_parts(0), steps)[2:] == [0, 0] and steps.times([0, 0, 0], 0) == 1
 
 
 def chosen_by_work(rank: int, world_size: int) -> list[Any]:
@@ -222,6 +219,30 @@ def with_a_poor_rank(rank: int, world_size: int, poor: int) -> Any:
 
 def test_the_rank_with_least_memory_decides_for_all() -> None:
     assert run_ranks(with_a_poor_rank, PARTS, bytes_of_parts(1)) == [lgd.Halo(1)] * PARTS
+
+
+def resumed(rank: int, world_size: int, folder: Path) -> Any:
+    """What a fit takes, one gone on with that has memory for less, a new one, and one with another sampler."""
+    graph, taken = graph_of(weighted_data()), []
+    for epochs, room, path in ((1, 10**6, None), (2, 1, folder / "half.ckpt"), (1, 1, None)):
+        data = data_of(graph, boundary=lgd.Auto(room))
+        running = trainer(
+            world_size, STRATEGIES["local_sgd"](), max_epochs=epochs, limit_val_batches=0, precision="64-true"
+        )
+        running.fit(model("SAGE", 2), data, ckpt_path=path)
+        running.save_checkpoint(folder / f"{'half' if room > 1 else 'other'}.ckpt")
+        taken.append(data.boundary)
+    try:
+        other = data_of(graph, boundary="auto", sampler=lgd.WholePartSampler(1))
+        running.fit(model("SAGE", 1), other, ckpt_path=folder / "half.ckpt")
+    except ValueError as error:
+        return taken, str(error)
+
+
+def test_a_resumed_fit_keeps_what_was_chosen_and_another_chooses_for_itself(tmp_path: Path) -> None:
+    for taken, said in run_ranks(resumed, 2, tmp_path):
+        assert taken == [lgd.Halo(2), lgd.Halo(2), lgd.Isolated()]
+        assert said.startswith('boundary="auto" was Halo(2) in the fit of the checkpoint, and can be Halo(1), Isolated')
 
 
 def test_one_rank_has_nothing_to_choose() -> None:

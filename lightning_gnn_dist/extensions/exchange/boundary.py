@@ -78,9 +78,6 @@ class Exchange(Boundary):
         if (found := _against(trainer)) is not None:
             raise ValueError("boundary=Exchange() computes the layers of all ranks together, in every step. " + found)
 
-    def suits(self, settings: BatchSettings, trainer: Trainer) -> bool:
-        return isinstance(settings.training_sampler, WholePartSampler) and _against(trainer) is None
-
     def wrap(self, home: GraphAccess) -> ExchangedRows:
         return ExchangedRows(home, {"every": self.every, "overlap": self.overlap, "share": self.share})
 

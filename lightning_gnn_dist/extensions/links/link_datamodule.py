@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import ENDS
-from lightning_gnn_dist.boundary.auto import Auto, boundary_of
-from lightning_gnn_dist.boundary.boundary import Boundary, Fetch, Isolated
+from lightning_gnn_dist.boundary.boundary import Auto, Boundary, Fetch, Isolated, boundary_of
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.extensions.links.answers import AnswerEdges, Answers

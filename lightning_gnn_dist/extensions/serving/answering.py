@@ -22,7 +22,7 @@ from lightning_gnn_dist.extensions.serving.question import Form, Limits, Questio
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
-from lightning_gnn_dist.homes.run import type_of_model, widening
+from lightning_gnn_dist.homes.run import type_of_model
 from lightning_gnn_dist.layers.layered_loader import for_layers
 from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
 from lightning_gnn_dist.layers.through_layers import has_layers, layers_in, needs_whole_graph
@@ -78,7 +78,7 @@ class Answerer:
         self._most_new, types = limits.new_nodes, self._graph.types
         edges_of_node = int(self._sampler.of_types(types).astype(object).sum(1).prod())
         self.nodes_at_once = max(1, min(NODES_AT_ONCE, EDGES_AT_ONCE // max(1, edges_of_node)))
-        self._widen = widening(data.loading, trainer)
+        self._widen = data._running.within(trainer).widen
         self.form = Form(self._graph, types.seed_type(), limits, ids_of)
 
     @property

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource, stream_to
-from lightning_gnn_dist.boundary.boundary import Boundary, seeds_around
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.passes.layer_pass import FarPass
@@ -24,6 +24,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.access import GraphAccess, Owners, Seeds, Shown, check_typed
+from lightning_gnn_dist.homes.parts import seeds_around
 from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import Judged, bytes_of_batch, widest_row

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.boundary.boundary import Boundary, PartRows, RowReading, around, edges_among
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.extensions.shards.draws import whole_rows
 from lightning_gnn_dist.extensions.shards.owner import EDGES
@@ -19,6 +19,7 @@ from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
 from lightning_gnn_dist.graph.rows import Lookup, starts_of
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
+from lightning_gnn_dist.homes.parts import PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.partition.base import learned_from
 
 

@@ -250,8 +250,6 @@ def test_what_does_not_draw_by_time_is_refused(tmp_path: Path) -> None:
         lgd.PartitionedDataModule(tmp_path / "shards", sampler=SAMPLER).setup("fit")
     with pytest.raises(TypeError, match="NeighborSampler without weight, LadiesSampler"):
         DeviceSampler(SAMPLER)  # type: ignore[arg-type]
-    data = lgd.PartitionedDataModule(temporal_graph(), sampler=SAMPLER, boundary=lgd.Auto(exchange=True))
-    assert not lgd.Exchange().suits(data._running.settings, trainer(1))
 
 
 def test_the_oldest_nodes_are_for_training_and_the_latest_for_testing() -> None:
