@@ -11,7 +11,6 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "layers of PyG": "lightning_gnn_dist.extensions.ready_made.found:FoundLayers",
     "layers beyond memory": "lightning_gnn_dist.extensions.passes.layer_pass:beyond_memory",
     "rows of all nodes": "lightning_gnn_dist.extensions.passes.prediction:predict_by_layer",
-    "exchange": "lightning_gnn_dist.extensions.exchange.boundary:Exchange",
     "task of a database": "lightning_gnn_dist.extensions.databases.tasks:sampler_of_task",
     "explained errors": "lightning_gnn_dist.extensions.explaining.models:explain",
     "another graph": "lightning_gnn_dist.extensions.inductive.elsewhere:AnotherGraph",
