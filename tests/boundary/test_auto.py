@@ -234,7 +234,7 @@ def resumed(rank: int, world_size: int, folder: Path) -> Any:
         taken.append(data.boundary)
     try:
         other = data_of(graph, boundary="auto", sampler=lgd.WholePartSampler(1))
-        running.fit(model("SAGE", 1), other, ckpt_path=folder / "half.ckpt")
+        running.fit(model("SAGE", 2), other, ckpt_path=folder / "half.ckpt")
     except ValueError as error:
         return taken, str(error)
 
