@@ -101,7 +101,7 @@ NO_CONSTRUCTORS = {
 }
 # Methods that Lightning or the package calls, never a user.
 NOT_FOR_USERS = {
-    *("peers_of", "of_steps"),
+    *("batches_of_round", "peers_of", "of_steps"),
     *("weigh", "weight_of_rows", "begin_state", "meet", "restore_extra_state", "hooks", "steps_of_round"),
     *("importance", "scales", "check_fits", "around", "extra", "meeting_hooks", "of_types", "check_graph"),
     *("check_beside", "check_data", "check_in_fit", "check_settings", "check_shard", "partitioner", "suits", "wrap"),
