@@ -216,43 +216,6 @@ def test_a_resumed_fit_is_one_that_never_stopped(tmp_path: Path) -> None:
             assert torch.equal(stopped[key], value), key
 
 
-# At the first step after a meeting, the loss is that of the whole graph.
-
-
-def error_of_first_steps(module: Model, strategy: Any, **options: Any) -> float:
-    """How far the rows of seeds are from those that one process computes, at the first steps of rounds."""
-    data, errors = weighted_data(), []
-
-    def training_step(batch: Any, batch_idx: int) -> Tensor:
-        rows = module(batch)
-        whole = module.whole(data)[batch.n_id[: batch.batch_size]]
-        if batch_idx == 0:
-            errors.append(float((rows - whole).detach().abs().max()))
-        return functional.cross_entropy(rows, batch.y[: batch.batch_size])
-
-    module.training_step = training_step  # type: ignore[method-assign, assignment]
-    quick(strategy, max_epochs=2).fit(module, parts(3, **options))
-    assert len(errors) == 2
-    return max(errors)
-
-
-def first_steps(rank: int, world_size: int) -> dict[str, float]:
-    drawn = {"sampler": lgd.NeighborSampler([-1] * 3), "batch_size": 4}
-    errors = {name: error_of_first_steps(model(name, 3), averaging()) for name in ("GAT", "JK", "PyG GCN")}
-    errors["drawn"] = error_of_first_steps(model("JK", 3), averaging(), **drawn)
-    errors["extra"] = error_of_first_steps(model("SAGE", 3), averaging(), holding=lgd.Holding(extra_nodes=0.5))
-    errors["by time"] = error_of_first_steps(
-        model("SAGE", 3), lgd.TMAStrategy(lgd.EverySeconds(1e-9), **PATIENCE), **drawn
-    )
-    return errors
-
-
-@pytest.mark.slow
-def test_right_after_a_meeting_rows_are_those_of_the_whole_graph() -> None:
-    for errors in run_ranks(first_steps, RANKS):
-        assert max(errors.values()) < 1e-12, errors
-
-
 # What rows of meetings cost, what they need, and who is named where a rank does not answer.
 
 

@@ -76,11 +76,9 @@ def with_nan() -> torch.Tensor:
 NOBODY = torch.zeros(600, dtype=torch.bool)
 WRONG: dict[str, tuple[str, Callable[[], Any], str]] = {
     "no train_mask": ("fit", lambda: graph("train_mask"), r"The graph has no train_mask .* before Graph\.from_pyg"),
-    "nobody to train": ("fit", lambda: graph(train_mask=NOBODY), "train_mask marks no node"),
     "no val_mask": ("fit", lambda: graph("val_mask"), r"no val_mask .*leave validation out, Trainer\(limit_val_b"),
     "nobody to judge": ("fit", lambda: graph(val_mask=NOBODY), "val_mask marks 0 nodes, but 2 ranks share"),
     "NaN": ("fit", lambda: graph(x=with_nan()), "x of node 7 is NaN or infinite"),
-    "a label": ("fit", lambda: graph(y=torch.full((600,), -7)), "y of node .* is -7, and classes are counted from 0"),
     "no val_mask to validate": ("validate", lambda: graph("val_mask"), "The graph has no val_mask"),
     "no test_mask": ("test", lambda: graph("test_mask"), "The graph has no test_mask"),
 }
