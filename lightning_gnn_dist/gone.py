@@ -34,6 +34,7 @@ GONE: dict[str, str] = {
     "inspect --plan": "docs/costs.md has the formulas, and docs/guides/plan.md an example",
     "inspect --sweep": "read data/sweep_bytes and data/switch_waited_seconds of a fit",
     **dict.fromkeys(("inspect --layers", "inspect --width"), "leave it out: no boundary is priced"),
+    "prepare --out-of-core": "write --memory GB, or leave it out: edges are sorted on disk in any case",
     "lightning-gnn-dist choose": "fit, with the strategy that the table of docs/choosing.md names",
     "prepare --partitioner": "give the shard of each node (--assignment parts.npy), or prepare it whole and divide it",
     **dict.fromkeys(("StreamingPartitioner.method", "KaMinParPartitioner.preset"), "leave it out: cuts are close"),

@@ -103,7 +103,7 @@ def test_nothing_heavy_is_imported_for(code: str) -> None:
 @pytest.mark.parametrize(
     ("modules", "others"),
     [
-        (("cli.inspect", "cli.divide"), NOT_FOR_GRAPHS),
+        (("cli.inspect", "cli.cutting"), NOT_FOR_GRAPHS),
         (("cli.prepare",), {"lightning", "torchmetrics", "matplotlib"}),
         (("cli.train",), {"starlette", "uvicorn"}),
     ],

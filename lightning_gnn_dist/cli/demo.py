@@ -45,10 +45,7 @@ def run(options: argparse.Namespace) -> None:
         raise SystemExit("--ranks must be at least 2: the demo compares several processes with one.")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    try:
-        graph = communities(options.nodes)
-    except ValueError as error:
-        raise SystemExit(f"lightning-gnn-dist demo: {error}") from error
+    graph = communities(options.nodes)
     outcomes = run_demo(graph, ranks=options.ranks, rounds=options.rounds, steps=options.steps)
     if outcomes is None:
         return

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from lightning_gnn_dist.checks import in_bytes, shown
-from lightning_gnn_dist.cli.partitioners import partitioner_of
+from lightning_gnn_dist.cli.cutting import partitioner_of, tell_of
 from lightning_gnn_dist.graph.graph import Graph, bytes_of_part
 from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.store import holds_shards, holds_split, shard_name
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.user_ids import class_names
 from lightning_gnn_dist.names import extension, offered
 from lightning_gnn_dist.partition.base import Partitioner
@@ -27,26 +25,23 @@ FANOUT, BATCH_SIZE = (15, 10), 1024  # of the batches whose memory is told
 
 def run(options: argparse.Namespace) -> None:
     """Do what the options say."""
-    try:
-        if options.check:
-            _check(options.graph)
-            return
-        if holds_shards(options.graph):
-            _tell_of_shards(options.graph, asks=options.parts is not None)
-            return
-        graph = Graph.open(options.graph)
-        print(report_of(graph))
-        for kind in graph.types.node_types:
-            if names := class_names(options.graph, kind):
-                print(f"labels of {kind or 'nodes'}: {shown(names)}, numbered from 0")
-        if holds_split(options.graph):
-            held = extension("split of edges").open(options.graph).edges.items()
-            counts = ", ".join(f"{edges.shape[1]:,} {name}" for name, edges in held)
-            print(f"The edges are those to train on; held back beside them: {counts}")
-        for name in (options.partitioner or [None]) if options.parts else ():
-            _inspect(graph, partitioner_of(name, options, graph), options)
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"lightning-gnn-dist inspect: {error}") from error
+    if options.check:
+        _check(options.graph)
+        return
+    if holds_shards(options.graph):
+        _tell_of_shards(options.graph, asks=options.parts is not None)
+        return
+    graph = Graph.open(options.graph)
+    print(report_of(graph))
+    for kind in graph.types.node_types:
+        if names := class_names(options.graph, kind):
+            print(f"labels of {kind or 'nodes'}: {shown(names)}, numbered from 0")
+    if holds_split(options.graph):
+        held = extension("split of edges").open(options.graph).edges.items()
+        counts = ", ".join(f"{edges.shape[1]:,} {name}" for name, edges in held)
+        print(f"The edges are those to train on; held back beside them: {counts}")
+    for name in (options.partitioner or [None]) if options.parts else ():
+        _inspect(graph, partitioner_of(name, options, graph), options)
 
 
 def _tell_of_shards(path: Path, *, asks: bool) -> None:
@@ -59,13 +54,6 @@ def _tell_of_shards(path: Path, *, asks: bool) -> None:
     sizes = bounds.nodes.diff()
     print(f"{path}: {bounds.num_shards} shards of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")
     tell_of(bounds)
-
-
-def tell_of(bounds: Any) -> None:
-    """Print what a graph in shards has of types and of held edges."""
-    for about in (bounds.types if have_names(bounds.types) else None, bounds.links):
-        if about is not None:
-            print(about)
 
 
 def _check(path: Path) -> None:

@@ -7,7 +7,9 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from lightning_gnn_dist.cli.options import OF_LIGHTNING, parser, refuse_gone
+from lightning_gnn_dist.cli.options import OF_LIGHTNING, PROGRAM, parser, refuse_gone
+
+REFUSALS = (ValueError, TypeError, OSError, NotImplementedError, MemoryError, ModuleNotFoundError)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -22,9 +24,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         train.run(arguments)
         return
     options = parser().parse_args(arguments)
-    module = import_module(options.module)
+    module, _, function = options.does.partition(":")
+    run = getattr(import_module(module), function)
     _keep_imports(arguments)
-    module.run(options)
+    try:
+        run(options)
+    except REFUSALS as error:
+        raise SystemExit(f"{PROGRAM} {command[0]}: {error}") from error
 
 
 def _keep_imports(arguments: Sequence[str] | None) -> None:

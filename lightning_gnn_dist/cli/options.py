@@ -6,14 +6,19 @@ The one module that is imported for help and to refuse a misspelt option: it nee
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
-from lightning_gnn_dist.cli.values import Commands, memory, positive
 from lightning_gnn_dist.gone import way_out
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+LEAST_MEMORY = 1_000_000  # with less, files are read a few thousand edges at a time, or nothing can be sorted
+Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _HERE = __name__.rpartition(".")[0]
 PROGRAM = "lightning-gnn-dist"
 PURPOSE = "Train graph neural networks on partitioned graphs."
@@ -53,7 +58,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of a whole command line; what it returns has a ``module``, whose ``run(options)`` does the work."""
+    """The parser of a whole command line; what it returns has the function that ``does`` the work, ``module:name``."""
     version = import_module(__name__.partition(".")[0]).__version__
     whole: argparse.ArgumentParser = Parser(prog=PROGRAM, description=PURPOSE)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
@@ -81,7 +86,7 @@ def _add_demo(commands: Commands) -> None:
     demo.add_argument("--rounds", type=positive, default=10, help="meetings (default: 10)")
     demo.add_argument("--steps", type=positive, default=16, help="local steps in a round (default: 16)")
     demo.add_argument("--nodes", type=positive, default=20_000, help="nodes of the graph (default: 20000)")
-    demo.set_defaults(module=f"{_HERE}.demo")
+    demo.set_defaults(does=f"{_HERE}.demo:run")
 
 
 def _add_prepare(commands: Commands) -> None:
@@ -112,10 +117,7 @@ def _add_prepare(commands: Commands) -> None:
     prepare.add_argument("--float-labels", action="store_true", help="y is a target of regression")
     prepare.add_argument(
         "--memory",
-        "--out-of-core",
         type=memory,
-        nargs="?",
-        const=0,  # prepare_graph's default
         metavar="GB",
         help="RAM that this process takes, beside arrays as long as the nodes (default: 2); edges are "
         "sorted on disk. After a kill, the same command goes on",
@@ -135,7 +137,7 @@ def _add_prepare(commands: Commands) -> None:
         "node type, paper.npy, ...",
     )
     prepare.add_argument("--overwrite", action="store_true", help="replace a saved graph")
-    prepare.set_defaults(module=f"{_HERE}.prepare")
+    prepare.set_defaults(does=f"{_HERE}.prepare:run")
 
 
 def _add_inspect(commands: Commands) -> None:
@@ -147,7 +149,7 @@ def _add_inspect(commands: Commands) -> None:
     inspect.add_argument("--parts", type=positive, metavar="P", help="cut it into so many parts")
     inspect.add_argument("--partitioner", nargs="+", choices=PARTITIONERS, help=HOW)
     _add_partitioner_settings(inspect)
-    inspect.set_defaults(module=f"{_HERE}.inspect")
+    inspect.set_defaults(does=f"{_HERE}.inspect:run")
 
 
 def _add_divide(commands: Commands) -> None:
@@ -157,7 +159,7 @@ def _add_divide(commands: Commands) -> None:
     divide.add_argument("--parts", type=positive, metavar="P", required=True, help="how many shards")
     divide.add_argument("--partitioner", choices=PARTITIONERS, help=HOW)
     _add_partitioner_settings(divide)
-    divide.set_defaults(module=f"{_HERE}.divide")
+    divide.set_defaults(does=f"{_HERE}.cutting:divide")
 
 
 def _add_reorder(commands: Commands) -> None:
@@ -173,7 +175,7 @@ def _add_reorder(commands: Commands) -> None:
         "--memory", type=memory, metavar="GB", help="RAM that copying takes, beside 40 bytes a node (default: 2)"
     )
     reorder.add_argument("--overwrite", action="store_true", help="replace a saved graph")
-    reorder.set_defaults(module=f"{_HERE}.reorder")
+    reorder.set_defaults(does=f"{_HERE}.cutting:reorder")
 
 
 def _add_partitioner_settings(command: argparse.ArgumentParser) -> None:
@@ -182,3 +184,80 @@ def _add_partitioner_settings(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--supernodes", type=positive, metavar="N", help="clusters (default: 50 for each part)")
     command.add_argument("--seed", type=int, default=0, help="decides the partition (default: 0)")
+
+
+def check_free(path: Path, *, overwrite: bool) -> None:
+    """Refuse to write where something is, unless that may be replaced."""
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists already: choose another path, or add --overwrite.")
+
+
+def positive(text: str) -> int:
+    """An integer of at least 1."""
+    return _at_least(1, text)
+
+
+def count(text: str) -> int:
+    """An integer of at least 0."""
+    return _at_least(0, text)
+
+
+def _at_least(least: int, text: str) -> int:
+    value = int(text)
+    if value < least:
+        raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A positive number of seconds."""
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, more than 0, got {text:.40}")
+    return value
+
+
+def memory(text: str) -> int:
+    """Gigabytes of memory to work with, returned in bytes."""
+    value = float(text) * 1e9
+    if not LEAST_MEMORY <= value < 2**63:
+        least = f"{LEAST_MEMORY / 1e9:g} ({LEAST_MEMORY / 1e6:.1f} MB)"
+        raise argparse.ArgumentTypeError(f"must be at least {least}, got {text:.40}")
+    return round(value)
+
+
+def nodes_named(text: str) -> list[int]:
+    """Ids of nodes: numbers with commas between them, or a file that has them, ``.npy`` or one in each line."""
+    words = words_in(text)
+    if len(words) == 0:
+        raise ValueError(f"{text} names no node: write an id in each line.")
+    if not isinstance(words, list):
+        if words.ndim != 1 or words.dtype.kind not in "iu":
+            raise ValueError(f"{text} must hold a vector of integers, got {words.dtype} of shape {words.shape}.")
+        return [int(number) for number in words]
+    if wrong := [word for word in words if not word.isdecimal()]:
+        raise ValueError(
+            "nodes must be ids with commas between them, or a file of ids that is there, got "
+            f"{wrong[0]!r:.40} in {text}."
+        )
+    return [int(word) for word in words]
+
+
+def words_in(text: str) -> list[str] | NDArray[Any]:
+    """What stands between commas, or in the lines of a file of this name; of a ``.npy`` its array."""
+    path = Path(text)
+    if path.suffix == ".npy":
+        import numpy as np  # for help, none is needed
+
+        found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return found
+    if not _is_file(path):
+        return [word.strip() for word in text.split(",")]
+    return [word.strip() for word in path.read_text().splitlines() if word.strip()]
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a list of ids that is too long for a name
+        return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -16,41 +17,38 @@ import numpy as np
 import torch
 
 from lightning_gnn_dist.checks import aligned, in_bytes
-from lightning_gnn_dist.cli.first_batch import compile_for, is_compiled
-from lightning_gnn_dist.cli.values import check_free
+from lightning_gnn_dist.cli.options import check_free
+from lightning_gnn_dist.engine.compiling import is_kept_of
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.prepare.arrays import SPLITS
-from lightning_gnn_dist.prepare.describe import Prepared
-from lightning_gnn_dist.prepare.given import as_files
-from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Choice, Portion, Preparation
+from lightning_gnn_dist.prepare.journal import Prepared
+from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Portion, Preparation, as_files
 
 ONE_SHARD = "lightning_gnn_dist.extensions.shards.one_shard"
 SENDERS_AT_ONCE = 1 << 22
+BATCH = 1024  # seeds of a first batch, so that the loops for large batches are compiled, too
 
 
 def run(options: argparse.Namespace) -> None:
     """Do what the options say."""
-    try:
-        shard = _shard(options)
-        source = options.source[0] if len(options.source) == 1 else options.source
-        given = {"source": source, "nodes": options.nodes}
-        with ExitStack() as ends:
-            with _stages() as on_progress:
-                of_files = as_files(options.out, given, options.task, on_progress, is_whole=shard is None)
-                files = ends.enter_context(of_files)
-            preparation = _preparation(options, files, shard)
-            if _is_of_torchrun() and preparation.target.exists() and not options.overwrite:
-                print(f"{preparation.target} is there. To make it anew, add --overwrite, or remove it.")
-                return
-            check_free(preparation.target, overwrite=options.overwrite)
-            _estimate(preparation)
-            with _stages() as on_progress:
-                prepared = preparation.run(on_progress, overwrite=options.overwrite, on_columns=_tell_columns)
-            _summary(prepared, preparation)
-        _compile(options)
-    except (ValueError, TypeError, OSError, NotImplementedError, MemoryError, ModuleNotFoundError) as error:
-        raise SystemExit(f"lightning-gnn-dist prepare: {error}") from error
+    shard = _shard(options)
+    source = options.source[0] if len(options.source) == 1 else options.source
+    given = {"source": source, "nodes": options.nodes}
+    with ExitStack() as ends:
+        with _stages() as on_progress:
+            of_files = as_files(options.out, given, options.task, on_progress, is_whole=shard is None)
+            files = ends.enter_context(of_files)
+        preparation = _preparation(options, files, shard)
+        if _is_of_torchrun() and preparation.target.exists() and not options.overwrite:
+            print(f"{preparation.target} is there. To make it anew, add --overwrite, or remove it.")
+            return
+        check_free(preparation.target, overwrite=options.overwrite)
+        _estimate(preparation)
+        with _stages() as on_progress:
+            prepared = preparation.run(on_progress, overwrite=options.overwrite, on_columns=_tell_columns)
+        _summary(prepared, preparation)
+    _compile(options)
 
 
 def _preparation(options: argparse.Namespace, files: Mapping[str, Path], shard: Portion | None) -> Preparation:
@@ -64,17 +62,40 @@ def _preparation(options: argparse.Namespace, files: Mapping[str, Path], shard: 
         reverse=options.reverse,
         split=options.split,
         seed=options.seed,
-        choice=Choice(tuple(options.drop), {name: kind for kind, *names in options.kinds for name in names}),
+        drop=tuple(options.drop),
+        kinds={name: kind for kind, *names in options.kinds for name in names},
         float_labels=options.float_labels,
         memory_bytes=options.memory or DEFAULT_MEMORY,
     )
 
 
 def _compile(options: argparse.Namespace) -> None:
-    """Compile now what the first training would wait for, unless that was done before."""
-    if options.shard is None and not _is_of_torchrun() and not is_compiled():
-        with _step("compiling the loops that make batches, once for this version on this machine"):
-            compile_for(options.out)
+    """Compile now the loops that the first training would wait for, unless that was done before.
+
+    Another process makes a batch: it takes memory that is promised not to be taken. The graph is there if this fails.
+    """
+    is_part = options.shard is not None or _is_of_torchrun()
+    if is_part or is_kept_of("lightning_gnn_dist.engine.kernels", "sample"):
+        return
+    with _step("compiling the loops that make batches, once for this version on this machine"):
+        command = [sys.executable, "-m", __name__, str(options.out)]
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ran.returncode:
+            why = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
+            print(f"The first training will compile the loops that make batches: {why}")
+
+
+def make_batch(path: Path) -> None:
+    """Make one batch, which compiles what is not kept."""
+    from lightning_gnn_dist.batches.source import GraphSource  # takes seconds, as PyG does
+    from lightning_gnn_dist.engine.sample import BatchKey
+    from lightning_gnn_dist.graph.graph import Graph
+    from lightning_gnn_dist.sampling.neighbor import NeighborSampler
+
+    graph = Graph.open(path)
+    of_one_type = graph.types.offsets[1]
+    source = GraphSource(graph, NeighborSampler([15, 10]))
+    next(source.make([torch.arange(min(BATCH, of_one_type))], [BatchKey(0, 0, 0)]))
 
 
 def _shard(options: argparse.Namespace) -> Portion | None:
@@ -182,3 +203,7 @@ def _may_be_undirected(graph: Path) -> bool:
         piece = senders.read(first, min(SENDERS_AT_ONCE, senders.shape[0] - first))
         np.subtract.at(degrees, piece, 1)
     return not degrees.any()
+
+
+if __name__ == "__main__":
+    make_batch(Path(sys.argv[1]))

@@ -36,8 +36,7 @@ from lightning_gnn_dist.cli.mistakes import (
     reading_checkpoint,
     with_path,
 )
-from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE, SERVE
-from lightning_gnn_dist.cli.values import nodes_named, words_in
+from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE, SERVE, nodes_named, words_in
 from lightning_gnn_dist.data.datamodule import GraphDataModule, PartitionedDataModule, what_is_judged
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids

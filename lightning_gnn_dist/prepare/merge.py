@@ -18,7 +18,7 @@ from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
 from lightning_gnn_dist.prepare.arrays import Progress
-from lightning_gnn_dist.prepare.describe import map_arrays
+from lightning_gnn_dist.prepare.journal import map_arrays
 from lightning_gnn_dist.prepare.nodes import NodesOfType
 
 

@@ -8,10 +8,13 @@ files -> a plan -> nodes, and edges -> sorted on disk -> a graph, or a portion o
 
 from __future__ import annotations
 
+import os
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
@@ -21,6 +24,7 @@ from lightning_gnn_dist.checks import (
     check_callable,
     check_folder,
     check_instance,
+    check_path,
     check_true_or_false,
     check_words,
     shown,
@@ -28,13 +32,12 @@ from lightning_gnn_dist.checks import (
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
-from lightning_gnn_dist.graph.storage.npy import FULL
+from lightning_gnn_dist.graph.storage.npy import FULL, checksum_of
 from lightning_gnn_dist.graph.typed.names import EdgeType, within
 from lightning_gnn_dist.graph.user_ids import keep_ids
-from lightning_gnn_dist.prepare.describe import Prepared, describe
 from lightning_gnn_dist.prepare.edges import EdgeSorting, MemoryTooSmall, OnProgress, check_times
-from lightning_gnn_dist.prepare.given import as_files
-from lightning_gnn_dist.prepare.journal import Journal, journal_of
+from lightning_gnn_dist.prepare.engine import duckdb_for, literal
+from lightning_gnn_dist.prepare.journal import Journal, Prepared, describe, journal_of
 from lightning_gnn_dist.prepare.nodes import (
     MAX_BYTES_AT_ONCE,
     NO_LABELS,
@@ -64,20 +67,9 @@ KINDS = ("category", "number", "time", "text")  # of features
 VERSION = 8  # of unfinished work: raise it when a new release cannot go on with it
 OnColumns: TypeAlias = Callable[[list[tuple[str, str, str]]], None]  # a table, a column, and what it becomes
 DEFAULT_MEMORY = 2_000_000_000
+CONNECTIONS = "lightning_gnn_dist.extensions.databases.connection"  # reads what such a name stands for
+IS_CONNECTION = "://"
 LEAST_ROOM = 1 << 28  # bytes for the work, however much the process holds
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a user says of columns.
-
-    Args:
-        drop: Columns and arrays to leave out.
-        kinds: The kinds of features, where they are told.
-    """
-
-    drop: tuple[str, ...] = ()
-    kinds: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -240,19 +232,14 @@ def prepare_graph(
     check_words("drop", drop, '["x", "y"]')
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     check_true_or_false(overwrite=overwrite)
-    out, choice = check_folder("out", out), Choice(tuple(drop), _named(kinds))
-    with as_files(out, {"source": source, "nodes": nodes}, tasks, on_progress, is_whole=shard is None) as files:
-        settings = undirected, time, reverse, split, seed, choice, float_labels, memory_bytes
-        preparation = Preparation(files["source"], out, shard, files.get("nodes"), *settings)
-        preparation.run(on_progress, overwrite=overwrite)
-
-
-def _named(kinds: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Refuse kinds that are no dict of words, and return them."""
     if kinds is not None:
         check_instance("kinds", kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
         check_words("kinds", [*kinds, *kinds.values()], '{"zip": "category"}')
-    return kinds or {}
+    out = check_folder("out", out)
+    with as_files(out, {"source": source, "nodes": nodes}, tasks, on_progress, is_whole=shard is None) as files:
+        settings = undirected, time, reverse, split, seed, tuple(drop), kinds or {}, float_labels, memory_bytes
+        preparation = Preparation(files["source"], out, shard, files.get("nodes"), *settings)
+        preparation.run(on_progress, overwrite=overwrite)
 
 
 @dataclass(frozen=True)
@@ -268,7 +255,8 @@ class Preparation:
     reverse: bool = False
     split: Sequence[float] | None = None
     seed: Seed = 0
-    choice: Choice = field(default_factory=Choice)
+    drop: tuple[str, ...] = ()
+    kinds: Mapping[str, str] = field(default_factory=dict)  # of features, where they are told
     float_labels: bool = False
     memory_bytes: Count = DEFAULT_MEMORY
 
@@ -295,11 +283,11 @@ class Preparation:
             raise ValueError(
                 "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
             )
-        if self.choice.kinds and (plan.unpacking is not None or not plan.tables):
+        if self.kinds and (plan.unpacking is not None or not plan.tables):
             which = "has no tables" if plan.unpacking is None else "says itself what columns are (columns: ...)"
             raise ValueError(f"--as says what columns of tables are, and {source} {which}: leave it out.")
-        names = {name for table in plan.tables for name in columns_of(table.path)} if self.choice.kinds else set()
-        for name, kind in self.choice.kinds.items():
+        names = {name for table in plan.tables for name in columns_of(table.path)} if self.kinds else set()
+        for name, kind in self.kinds.items():
             if kind not in KINDS:
                 raise ValueError(f"--as: {name!r} must be one of {shown(list(KINDS))}, got {shown(kind)}.")
             if name not in names:
@@ -334,7 +322,7 @@ class Preparation:
     @cached_property
     def plan(self) -> Plan:
         """What the source holds."""
-        return plan_of(self.source, self.nodes, self.choice.drop, self.time, self.choice.kinds)
+        return plan_of(self.source, self.nodes, self.drop, self.time, self.kinds)
 
     def estimate(self) -> Estimate:
         """Estimate disk space and time, from the headers of the files."""
@@ -457,6 +445,78 @@ class Preparation:
         given = [self.source, self.nodes] if self.nodes else [self.source]
         paths = [path for each in given for path in (sorted(each.rglob("*")) if each.is_dir() else files_of(each))]
         files = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths if path.is_file()}
-        without = ("source", "out", "shard", "nodes", "choice", "memory_bytes")
+        without = ("source", "out", "shard", "nodes", "memory_bytes")
         settings = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in without}
-        return {"version": VERSION, "files": files, **settings, **asdict(self.choice), "shard": self.portion.facts}
+        return {"version": VERSION, "files": files, **settings, "shard": self.portion.facts}
+
+
+@contextmanager
+def as_files(
+    out: Path,
+    given: Mapping[str, Any],
+    tasks: str | Path | None = None,
+    on_progress: OnProgress = lambda stage, share: None,
+    *,
+    is_whole: bool = True,
+) -> Iterator[dict[str, Path]]:
+    """The paths that were given, and files of what is none, which are removed when the graph is written or refused.
+
+    The same frame has the same file again, so that the same call goes on after a kill.
+
+    Args:
+        out: What is written.
+        given: Paths, frames, several paths of one table, or the connection of a database, by the names of arguments.
+        tasks: The tasks of a database that is named by a connection.
+        on_progress: Called with the name of a table that is copied, and the share of tables that is.
+        is_whole: Whether all of the graph is made: shards are made by several processes, of the same files.
+    """
+    of_tasks = None if tasks is None else check_path("tasks", tasks)
+    if of_tasks is not None and IS_CONNECTION not in str(given["source"]):
+        raise ValueError("tasks are given (--task) for a database that is named by a connection: leave them out.")
+    folder, found = out.absolute().parent / f".{out.name}.given", {}
+    try:
+        for name, each in given.items():
+            if each is None and name == "nodes":
+                continue
+            if hasattr(each, "__arrow_c_stream__"):
+                found[name] = _of_frame(each, folder / f"{name}.parquet")
+                continue
+            paths = [check_path(name, path) for path in (each if isinstance(each, list | tuple) else [each])]
+            if isinstance(each, list | tuple) and not (paths and all(path.is_file() for path in paths)):
+                raise FileNotFoundError(f"{name} must be a file, or a list of files that are there, got {shown(each)}.")
+            is_connection = isinstance(each, str) and IS_CONNECTION in each
+            if not is_whole and (is_connection or len(paths) > 1):
+                raise ValueError(
+                    "Shards are made of files that all processes find alike: name several by a pattern, 'edges/*.csv', "
+                    "and of a database prepare all, and divide it (lightning-gnn-dist divide)."
+                )
+            if is_connection:
+                found[name] = import_module(CONNECTIONS).as_folder(each, folder / name, of_tasks, on_progress)
+            else:
+                found[name] = paths[0] if len(paths) == 1 else _of_several(paths, folder / name)
+        yield found
+    except (ValueError, TypeError, FileExistsError) as error:
+        if not isinstance(error, MemoryTooSmall):
+            shutil.rmtree(folder, ignore_errors=True)  # nobody goes on with what was refused
+        raise
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _of_frame(frame: Any, file: Path) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with duckdb_for().connect() as db:
+        import pyarrow
+
+        db.register("frame", pyarrow.RecordBatchReader.from_stream(frame))
+        db.execute(f"COPY (SELECT * FROM frame) TO {literal(file)} (FORMAT parquet)")
+    os.utime(file, ns=(0, int(checksum_of(file)[:8], 16)))  # by which it is known
+    return file
+
+
+def _of_several(paths: Sequence[Path], folder: Path) -> Path:
+    """A folder of links, in the order in which they were named."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for at, path in enumerate(paths):
+        (folder / f"{at:05}-{path.name}").symlink_to(path.absolute())
+    return folder

@@ -22,8 +22,8 @@ from lightning.pytorch.cli import LightningArgumentParser
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.cli.options import nodes_named, words_in
 from lightning_gnn_dist.cli.train import nodes_asked
-from lightning_gnn_dist.cli.values import nodes_named, words_in
 from tests.cli.test_options import refused
 from tests.ranks import run_ranks
 

@@ -14,8 +14,8 @@ from lightning.pytorch.strategies import Strategy
 from torch_geometric.data import Data
 
 import lightning_gnn_dist as lgd
+from lightning_gnn_dist.cli.cutting import partitioner_of
 from lightning_gnn_dist.cli.options import parser
-from lightning_gnn_dist.cli.partitioners import partitioner_of
 from lightning_gnn_dist.graph.graph import bytes_of_part
 from lightning_gnn_dist.partition import default, kaminpar, metis
 from lightning_gnn_dist.partition.base import Partitioner

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from lightning_gnn_dist.cli.values import Commands, positive
+from lightning_gnn_dist.cli.options import Commands, positive
 
 
 def add_to(commands: Commands) -> None:
@@ -14,16 +14,13 @@ def add_to(commands: Commands) -> None:
     shop.add_argument("out", type=Path, help="the folder to write, which must not exist")
     shop.add_argument("--customers", type=positive, default=3_000, help="how many (default: 3000)")
     shop.add_argument("--seed", type=int, default=0, help="decides everything random (default: 0)")
-    shop.set_defaults(module=__name__)
+    shop.set_defaults(does=f"{__name__}:run")
 
 
 def run(options: argparse.Namespace) -> None:
     """Do what the options say."""
     from lightning_gnn_dist.extensions.databases.shop import write_shop  # NumPy, which help does without
 
-    try:
-        write_shop(options.out, options.customers, seed=options.seed)
-    except (ValueError, OSError) as error:
-        raise SystemExit(f"lightning-gnn-dist shop: {error}") from error
+    write_shop(options.out, options.customers, seed=options.seed)
     print(f"{options.out} holds four tables, and the tasks stays and buys.")
     print(f"Go on: lightning-gnn-dist prepare {options.out} {options.out}_graph")

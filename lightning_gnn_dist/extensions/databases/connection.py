@@ -19,7 +19,7 @@ from typing import Any
 import yaml  # type: ignore[import-untyped]  # its stubs are another package
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.extensions.databases.manifest import PLAIN, RELBENCH
+from lightning_gnn_dist.extensions.databases.manifest import PLAIN, RELBENCH, parsed
 from lightning_gnn_dist.prepare.engine import duckdb_for, literal, quoted, told
 
 IGNORE = "ignore"  # what is said of a table that is left out
@@ -61,14 +61,14 @@ class Asked:
         if path.suffix == ".sql":
             made._read_sql(path)
             return made
-        made.said = _yaml(made.text, path) or {}
+        made.said = parsed(path, made.text) or {}
         for file in sorted(path.parent.glob("tasks/*/*")):
             if file.suffix not in (".sql", ".yaml"):
                 made.files.append(file)
                 continue
             made.text += (text := file.read_text())
             if file.name == RELBENCH:
-                made.tasks[file.parent.name] = _yaml(text, file)
+                made.tasks[file.parent.name] = parsed(file, text)
             elif file.suffix == ".sql":
                 made.queries[f"{file.parent.name}/{file.stem}"] = text
         return made
@@ -87,19 +87,12 @@ class Asked:
                 words[name].append(found[1])
         if "".join(queries.pop("", [])).strip():
             raise ValueError(f"{path} has a query that is of no task: write -- task: NAME above it, then its words.")
-        self.tasks = {each: _yaml("\n".join(lines), path) or {} for each, lines in words.items()}
+        self.tasks = {each: parsed(path, "\n".join(lines)) or {} for each, lines in words.items()}
         self.said = self.tasks.pop("", {})
         for name in self.tasks:
             if not (query := "\n".join(queries.get(name, [])).strip()):
                 raise ValueError(f"{path}: task {name!r} has no query.")
             self.queries[f"{name}/labels"] = query
-
-
-def _yaml(text: str, path: Path) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is no YAML ({' '.join(str(error).split()):.200}): correct that line.") from error
 
 
 @dataclass

@@ -154,14 +154,18 @@ def _path(folder: Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        said = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        told = " ".join(str(error).split())
-        raise ValueError(f"{path} is no YAML ({told:.200}): correct that line.") from error
+    said = parsed(path)
     if not isinstance(said, dict):
         raise ValueError(f"{path} must hold names with values, as in tables: ..., got {shown(said)}.")
     return said
+
+
+def parsed(path: Path, text: str | None = None) -> Any:
+    """What a file says in YAML, or a piece of it."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8") if text is None else text)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is no YAML ({' '.join(str(error).split()):.200}): correct that line.") from error
 
 
 def _manifests_of_tasks(folder: Path) -> list[Path]:

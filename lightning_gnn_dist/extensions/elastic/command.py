@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 
-from lightning_gnn_dist.cli.values import Commands, count, positive, seconds
+from lightning_gnn_dist.cli.options import Commands, count, positive, seconds
 
 
 def add_to(commands: Commands) -> None:
@@ -16,7 +16,7 @@ def add_to(commands: Commands) -> None:
     elastic.add_argument("--heartbeat", type=seconds, default=5.0, help="seconds of silence of the dead (default: 5)")
     elastic.add_argument("--grace", type=seconds, default=30.0, help="seconds to end in on SIGTERM (default: 30)")
     elastic.add_argument("command", nargs=argparse.REMAINDER, help="-- python train.py ...")
-    elastic.set_defaults(module=__name__)
+    elastic.set_defaults(does=f"{__name__}:run")
 
 
 def run(options: argparse.Namespace) -> None:

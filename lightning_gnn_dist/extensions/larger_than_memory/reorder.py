@@ -25,7 +25,7 @@ from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.partition.whole_rows import order_of_types, whole_rows
 from lightning_gnn_dist.prepare.arrays import GrowingArrays
-from lightning_gnn_dist.prepare.describe import describe, map_arrays
+from lightning_gnn_dist.prepare.journal import describe, map_arrays
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY
 
 _BYTES_PER_EDGE = 40  # that positions, senders and look-ups of an edge take while its row is copied
