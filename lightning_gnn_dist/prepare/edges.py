@@ -111,31 +111,19 @@ class ExternalSort:
     added reverse edges count as the last.
 
     Args:
+        of: How edges are sorted. The folder of the type takes the buckets, about 8 bytes per edge and direction.
+        edge_type: The type of the edges.
         edges: The edges, in arrays, and what they carry.
-        journal: Records that edges were counted. Its folder takes the buckets, about 8 bytes per edge and direction.
-        out: The directory to write the arrays into.
-        both_ways: Add the reverse of every edge.
-        once: Keep each edge once.
-        memory_bytes: Bytes that this may take, beside arrays of one entry per node.
         number: The id to write for each sender. Default: the sender's own.
     """
 
-    def __init__(
-        self,
-        edges: EdgeFiles,
-        journal: Journal,
-        out: Path,
-        *,
-        both_ways: bool,
-        once: bool,
-        memory_bytes: int,
-        number: Column | None = None,
-    ) -> None:
-        self._edges, self._journal, self._out, self._memory_bytes = edges, journal, out, memory_bytes
-        self._both_ways, self._once, self._number = both_ways, once, number
+    def __init__(self, of: EdgeSorting, edge_type: EdgeType, edges: EdgeFiles, number: Column | None = None) -> None:
+        self._edges, self._journal, self._memory_bytes = edges, of.journal(edge_type), of.memory_bytes
+        self._both_ways, self._once, self._number = of.undirected and of.adds_reverse, of.undirected, number
+        self._out = out = of.out(edge_type)
         self._width = edges.carried.bytes_per_edge
-        self._flag, self._at_once = int(self._width > 0), edges_at_once(memory_bytes, self._width)
-        self._degrees, self._buckets = journal.folder / "degrees.npy", journal.folder / "buckets"
+        self._flag, self._at_once = int(self._width > 0), edges_at_once(of.memory_bytes, self._width)
+        self._degrees, self._buckets = self._journal.folder / "degrees.npy", self._journal.folder / "buckets"
         arrays = edges.carried.arrays.items()
         self._written = {out / "edges" / f"{name}.npy": (rows.files[0].dtype, rows.shape[1:]) for name, rows in arrays}
         (out / "edges" if edges.carried.arrays else out).mkdir(parents=True, exist_ok=True)
@@ -310,8 +298,7 @@ class EdgeSorting:
     def count(self, on_progress: OnProgress) -> int:
         """Count the nodes that the edges of a graph without types name."""
         ((edge_type, files),) = self.plan.edges.items()
-        sort = self._sort(edge_type, files, {}, self.journal(edge_type))
-        return sort.count(None, partial(on_progress, "counting edges"))
+        return ExternalSort(self, edge_type, files).count(None, partial(on_progress, "counting edges"))
 
     def sort(self, edge_type: EdgeType, as_read: EdgeType, parts: Mapping[str, Part], on_progress: OnProgress) -> None:
         """Sort the edges of one type, with what they carry. Those of ``as_read`` are read, turned round if another."""
@@ -323,7 +310,10 @@ class EdgeSorting:
         turned = replace(given, num_senders=of_ends[0], num_receivers=of_ends[1], flip=flip)
         files = self.files_of(edge_type, turned, parts, journal, on_progress)
         self._check_carried(files, journal)
-        self._sort(edge_type, files, parts, journal).run(parts[edge_type[2]].size, on_progress, words_of(edge_type))
+        number = None if self.plan.have_names else parts[edge_type[0]].number
+        sort = ExternalSort(self, edge_type, files, number)
+        sort.run(parts[edge_type[2]].size, on_progress, words_of(edge_type))
+        journal = self.journal(edge_type)
         journal.record(sorted(self.out(edge_type).rglob("*.npy")), is_sorted=True)
 
     def files_of(
@@ -349,17 +339,6 @@ class EdgeSorting:
     def of_type(self, edge_type: EdgeType) -> Path:
         """The folder in which the edges of a type are worked on."""
         return self.folder / "edges" / folder_of(edge_type)
-
-    def _sort(self, edge_type: EdgeType, files: EdgeFiles, parts: Mapping[str, Part], journal: Journal) -> ExternalSort:
-        return ExternalSort(
-            files,
-            journal,
-            self.out(edge_type),
-            both_ways=self.undirected and self.adds_reverse,
-            once=self.undirected,
-            memory_bytes=self.memory_bytes,
-            number=None if self.plan.have_names or not parts else parts[edge_type[0]].number,
-        )
 
     def _check_carried(self, files: EdgeFiles, journal: Journal) -> None:
         """Refuse what edges carry if it has a name, or values, that a graph cannot have: later only bytes are moved."""
