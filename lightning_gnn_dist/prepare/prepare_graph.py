@@ -232,12 +232,19 @@ def prepare_graph(
     check_words("drop", drop, '["x", "y"]')
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     check_true_or_false(overwrite=overwrite)
-    if kinds is not None:
-        check_instance("kinds", kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
-        check_words("kinds", [*kinds, *kinds.values()], '{"zip": "category"}')
     out = check_folder("out", out)
     with as_files(out, {"source": source, "nodes": nodes}, tasks, on_progress, is_whole=shard is None) as files:
-        settings = undirected, time, reverse, split, seed, tuple(drop), kinds or {}, float_labels, memory_bytes
+        settings = (
+            undirected,
+            time,
+            reverse,
+            split,
+            seed,
+            tuple(drop),
+            {} if kinds is None else kinds,
+            float_labels,
+            memory_bytes,
+        )
         preparation = Preparation(files["source"], out, shard, files.get("nodes"), *settings)
         preparation.run(on_progress, overwrite=overwrite)
 
@@ -262,6 +269,8 @@ class Preparation:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        check_instance("kinds", self.kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
+        check_words("kinds", [*self.kinds, *self.kinds.values()], '{"zip": "category"}')
         check_split(self.split)
         self._check_layout()
         self.portion.check_plan(self.plan)
