@@ -232,19 +232,9 @@ def prepare_graph(
     check_words("drop", drop, '["x", "y"]')
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     check_true_or_false(overwrite=overwrite)
-    out = check_folder("out", out)
+    out, kinds = check_folder("out", out), {} if kinds is None else kinds
     with as_files(out, {"source": source, "nodes": nodes}, tasks, on_progress, is_whole=shard is None) as files:
-        settings = (
-            undirected,
-            time,
-            reverse,
-            split,
-            seed,
-            tuple(drop),
-            {} if kinds is None else kinds,
-            float_labels,
-            memory_bytes,
-        )
+        settings = undirected, time, reverse, split, seed, tuple(drop), kinds, float_labels, memory_bytes
         preparation = Preparation(files["source"], out, shard, files.get("nodes"), *settings)
         preparation.run(on_progress, overwrite=overwrite)
 
