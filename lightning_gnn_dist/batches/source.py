@@ -17,7 +17,6 @@ from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
 
 import torch
-from lightning.pytorch import Trainer
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import (
@@ -80,11 +79,6 @@ def handed_out(make: Callable[[], Iterable[SampledData]], stream: Stream | None)
     with stream.open():
         bulk = stream.load(make())
     return (stream.receive(bulk) for _ in range(len(bulk)))
-
-
-def device_of(trainer: Trainer | None) -> torch.device:
-    """The device that trains; the CPU without a trainer."""
-    return trainer.strategy.root_device if trainer is not None else torch.device("cpu")
 
 
 def stream_to(device: torch.device) -> Any:

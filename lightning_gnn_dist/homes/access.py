@@ -185,9 +185,7 @@ class GraphAccess(ForgetsRun, ABC):
 
     @property
     def outside(self) -> Outside | None:
-        """What batches of the rank's part know of nodes outside it, beside what the part has; None: nothing."""
-        if not self.is_cut:
-            return None
+        """What batches of a part know of nodes outside it, beside what the part has; None: nothing."""
         if self._outside is None or self._outside[0] is not self.boundary:
             self._outside = self.boundary, self.boundary.wrap(self)
         return self._outside[1]

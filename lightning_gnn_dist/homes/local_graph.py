@@ -342,7 +342,8 @@ class LocalGraph(GraphAccess):
     # Batches.
 
     def training_source(self, part: Graph, sampler: Sampler) -> BatchSource:
-        if (outside := self.outside) is None:
+        outside = self.outside if self.is_cut else None
+        if outside is None:
             return self.source(self.shown(part), sampler)
         graph, finish = outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
         return self.source(graph, sampler, finish=finish)

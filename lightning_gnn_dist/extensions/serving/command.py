@@ -9,7 +9,6 @@ import torch
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 
-from lightning_gnn_dist.batches.source import device_of
 from lightning_gnn_dist.checks import check_file, check_path
 from lightning_gnn_dist.extensions.serving.answering import Answerer
 from lightning_gnn_dist.extensions.serving.question import Limits
@@ -78,7 +77,7 @@ def load_weights(trainer: Trainer, model: LightningModule, path: str) -> None:
     model.configure_model()
     model.on_load_checkpoint(checkpoint)
     model.load_state_dict(checkpoint["state_dict"], strict=model.strict_loading)
-    trainer.precision_plugin.convert_module(model).to(device_of(trainer))
+    trainer.precision_plugin.convert_module(model).to(trainer.strategy.root_device)
 
 
 def _tell(where: str, about: dict[str, Any]) -> None:
