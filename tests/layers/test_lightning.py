@@ -5,17 +5,15 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, ProgressBar, TQDMProgressBar, WeightAveraging
+from lightning.pytorch.callbacks import Callback, WeightAveraging
 from torch import Tensor, nn
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import Evaluation, Graph, NeighborSampler, PartitionedDataModule, PredictionWriter
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
-from lightning_gnn_dist.layers import layered_loader
 from tests.data_fitting import trainer
 from tests.layers.models import NUM_CLASSES, Layered, Sage, graph_of, uneven_data, whole_rows
 
@@ -212,21 +210,6 @@ def test_mixed_precision() -> None:
 
 def test_after_an_exception_everything_works_again() -> None:
     works_after_an_exception(sage)
-
-
-class OwnBar(ProgressBar):
-    """Another bar than Lightning's own one, such as the one of rich."""
-
-
-@pytest.mark.parametrize(("bar", "seconds"), [(TQDMProgressBar, 0.0), (TQDMProgressBar, 600.0), (OwnBar, 0.0)])
-def test_a_bar_shows_a_long_pass_beside_no_bar_of_another_kind(bar, seconds, capfd, monkeypatch):
-    monkeypatch.setattr(layered_loader, "_SECONDS_UNSEEN", seconds)
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
-    pl.Trainer(accelerator="cpu", callbacks=[bar()], **quiet).test(sage(), in_batches(), verbose=False)
-    shown = capfd.readouterr()
-    lines = [line for line in (shown.out + shown.err).replace("\r", "\n").split("\n") if "Layers" in line]
-    assert all("rows" in line for line in lines)
-    assert bool(lines) == (bar is TQDMProgressBar and not seconds)
 
 
 def test_rows_are_gone_with_the_last_batch():
