@@ -62,8 +62,7 @@ from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Caches, R
 from lightning_gnn_dist.extensions.passes.prediction import Prediction
 from lightning_gnn_dist.extensions.shards.index import Shard
 from lightning_gnn_dist.extensions.shards.owner import Message, Question
-from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
-from lightning_gnn_dist.extensions.shards.source import ShardedSampler, ShardedSource
+from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, ShardedSampler, ShardedSource
 from lightning_gnn_dist.layers.layer_pass import Work
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.wire.addresses import held_port

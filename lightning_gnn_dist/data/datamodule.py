@@ -449,8 +449,8 @@ class PartitionedDataModule(GraphDataModule):
             is no :class:`History`. What ``Halo`` and ``Exchange`` need of other shards is asked for once, when the fit
             starts.
         evaluation: How the whole graph is sampled to evaluate a model. Default: all neighbours, which is exact.
-        global_batching: How the whole graph is sampled for corrections: of shards by a ``NeighborSampler``, a
-            ``LadiesSampler`` or a ``FastGCNSampler``, which keeps a number for every node of the graph.
+        global_batching: How the whole graph is sampled for corrections: of shards by a ``NeighborSampler`` or a
+            ``LadiesSampler``.
         coverage: Gives each batch ``batch.coverage``, the share of each neighbourhood that the part holds, as
             weights for the loss (:func:`coverage_mean`) and for :class:`GrappaStrategy`. With None there are none.
         task: Of a graph with types what is learned: a task of the database that it was made of, whose columns to hide

@@ -8,9 +8,8 @@ the one after, and so on: a bulk goes through an exchange for each hop and one f
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count, takewhile
 from typing import Any
@@ -29,41 +28,29 @@ MOST_KNOWN = 8  # bulks whose draws are known when rows are chosen for the cache
 MOST_AHEAD = 32  # bulks, where they are so small that any number would fit
 
 
+Draw = Callable[[Sequence[Tensor], Sequence[BatchKey]], Steps[list[Sample]]]
 Drawing = tuple[Inquiry[Bulk], Inputs | None]
 
 
 class AheadSource(BatchSource):
     """Makes batches bulk after bulk, in one thread, and knows what the next bulks draw when it asks for rows.
 
-    A subclass says how batches are drawn, and who answers what drawing them and fetching their rows asks.
-
     Args:
-        tables: The rows that lie elsewhere.
+        tables: The rows that lie elsewhere, and who answers what drawing batches and fetching their rows asks.
+        draw: Draws the batches of a bulk, by their seeds and keys.
         loading: How batches are made.
         stream: Brings batches to a device. With None they stay in RAM.
-        widen: Which narrow types become float32.
+        widen: Which narrow types become float32. Default: all.
     """
 
     is_remote = True
 
     def __init__(
-        self,
-        tables: Tables[Any],
-        loading: Loading,
-        stream: Stream | None,
-        widen: Widen,
+        self, tables: Tables[Any], draw: Draw, loading: Loading, *, stream: Stream | None = None, widen: Widen = True
     ) -> None:
         super().__init__(stream)
-        self._tables, self._loading, self._bulk_bytes = tables, loading, 0
-        self._widen = widen
-
-    @abstractmethod
-    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
-        """Draw the batches of a bulk."""
-
-    def _ask(self, questions: list[Any]) -> Sequence[Any]:
-        """Answer what drawing and filling bulks ask, in one exchange."""
-        return []
+        self._tables, self._draw, self._loading, self._widen = tables, draw, loading, widen
+        self._bulk_bytes = 0
 
     def depth(self, prefetch: int) -> int:
         """Return how many bulks of the largest size so far fit into ``ahead_bytes``, one at least; 0 for no bytes."""
@@ -103,7 +90,7 @@ class AheadSource(BatchSource):
         """Draw all of the first bulk, and more of the next ones; return in how many exchanges."""
         turns = 0
         while not line[0][0].is_done:
-            take_turn([work for work, _ in line], self._ask)
+            take_turn([work for work, _ in line], self._tables.ask)
             turns += 1
         return turns
 
@@ -127,7 +114,7 @@ class AheadSource(BatchSource):
         how: dict[str, Any] = {"widen": self._widen, "all_labels": self._loading.all_labels}
         filling = Inquiry(self._tables.fill(bulk, coming, self._pool_of, **how))
         while not filling.is_done:
-            take_turn([filling, *others], self._ask)
+            take_turn([filling, *others], self._tables.ask)
         made = filling.result
         for batch, given in zip(made, inputs or (), strict=inputs is not None):
             store_of_seeds(batch).input_id = given

@@ -6,14 +6,12 @@ A cache of a size that the user chooses holds the rows that coming batches need 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
-from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.batches.source import Stream
 from lightning_gnn_dist.engine.apart import places_of, take_apart
-from lightning_gnn_dist.engine.sample import Apart, BatchKey, Sample
+from lightning_gnn_dist.engine.sample import Apart, Sample
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import LEAST_WIDTH, wide_arrays
 from lightning_gnn_dist.extensions.larger_than_memory.merged_reads import MergedReads
@@ -112,29 +110,16 @@ class FileSource(AheadSource):
         rows: Its rows.
         sampler: Draws the neighbourhoods.
         loading: How batches are made.
-        stream: Brings batches to a device. With None they stay in RAM.
-        widen: Which narrow types become float32. Default: all.
+        options: What :class:`AheadSource` takes.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        rows: DiskRows,
-        sampler: Sampler,
-        loading: Loading,
-        *,
-        stream: Stream | None = None,
-        widen: Widen = True,
-    ) -> None:
-        super().__init__(rows, loading, stream, widen)
+    def __init__(self, graph: Graph, rows: DiskRows, sampler: Sampler, loading: Loading, **options: Any) -> None:
+        super().__init__(rows, lambda *bulk: at_once(sampler.sample_bulk(graph, *bulk)), loading, **options)
         self._graph, self._sampler = graph, sampler
 
     def order(self, seeds: Tensor, seed: int, epoch: int) -> Tensor | None:
         sampler = self._sampler
         return sampler.order(self._graph, seeds, seed, epoch) if isinstance(sampler, OrdersSeeds) else None
-
-    def _draw(self, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Steps[list[Sample]]:
-        return at_once(self._sampler.sample_bulk(self._graph, seeds, keys))
 
 
 def wide_arrays_in_files(arrays: Mapping[str, Tensor], maps: list[Map] | None = None) -> Arrays:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -152,6 +152,10 @@ class Tables(Generic[Types]):
     def take_apart(self, sample: Sample) -> Apart:
         """Return a batch by types, with the ids of edges in their types."""
         return take_apart_of_shards(self.types, sample)
+
+    def ask(self, questions: list[Any]) -> Sequence[Any]:
+        """Answer what drawing and filling bulks ask, in one exchange. Of files nobody is asked."""
+        return []
 
     def seek(self, samples: list[Sample]) -> Bulk:
         """Return what is to be known of the rows of a bulk. Nobody is asked."""

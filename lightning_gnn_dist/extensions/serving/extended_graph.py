@@ -25,10 +25,9 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample, graph_is_damaged
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import RowCache
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Table, Tables
 from lightning_gnn_dist.extensions.serving.question import Arrays, Question, served
-from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, draw_hops
+from lightning_gnn_dist.extensions.shards.draws import DrawRule, GrowingBatch, draw_hops, sample_at_times
 from lightning_gnn_dist.extensions.shards.owner import Join, Message, Owner, Route
 from lightning_gnn_dist.extensions.shards.owner import Question as AskedOfOwners
-from lightning_gnn_dist.extensions.shards.temporal import sample_at_times
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.extensions.temporal.times import (
     TimeOrder,
@@ -152,10 +151,6 @@ class ExtendedGraph(Tables[_Types]):
         return found
 
     # What draws ask.
-
-    @property
-    def has_edge_arrays(self) -> bool:
-        return bool(self.of_edges)
 
     def to_owners(self, nodes: Tensor, groups: Tensor) -> tuple[Route, list[Message]]:
         at, is_brought = self._row_of(self._names(nodes, groups))

@@ -6,9 +6,9 @@ index.py          what lies in the folder: where each shard begins, of each type
 opening.py        what a data module is given: found by the name of its file, in ``names.EXTENSIONS``
 home.py           the ``GraphAccess``: the own shard, and what a boundary brings along, which part.py reads; and what an
                   evaluation costs, measured by draws; nodes.py is its pass over the layers, of own nodes
-edges.py          edges of a split in shards, a task; links.py says which rank asks for which
-remote_graph.py   the whole graph, whose rows are asked of their owners; source.py makes batches of it
-draws.py          how batches grow, hop by hop; temporal.py by time; owner.py says who is asked, and answers
+edges.py          edges of a split in shards, a task; links.py says which rank has which held ones
+remote_graph.py   the whole graph, whose rows are asked of their owners, and the source of its batches
+draws.py          how batches grow, hop by hop, by time too; owner.py says who is asked, draws from own rows and answers
 divide.py         ``save_shards``, of a graph that is there, or of a split
 one_shard.py      ``prepare_graph(shard=OneShard(0, 4))``: a ``Portion``, by prepared_nodes.py and prepared_edges.py
 

@@ -5,7 +5,7 @@ frontier -> its owners draw neighbours of each edge type -> senders -> the nodes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,8 +16,9 @@ from lightning_gnn_dist.engine.compiling import compiled, part
 from lightning_gnn_dist.engine.intrinsics import prefetch
 from lightning_gnn_dist.engine.kernels import BLOCK, REPEATED_SEED, ZERO, Array, Table, Work, place, slot_of
 from lightning_gnn_dist.engine.rng import typed_keys
-from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated, scratch_of_thread
+from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, refuse_repeated, scratch_of_thread
 from lightning_gnn_dist.extensions.shards.owner import DRAW, Join, Message, OwnedTypes, Question, Route, letters_of
+from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, seen_by
 from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.base import check_seeds
@@ -59,7 +60,7 @@ class OwnedGraph(Protocol):
     def num_nodes(self) -> int: ...
 
     @property
-    def has_edge_arrays(self) -> bool: ...
+    def of_edges(self) -> Mapping[int, Any]: ...
 
     def to_owners(self, nodes: Tensor, groups: Tensor, /) -> tuple[Route, list[Message]]:
         """Divide some nodes, and the group that each is for, among their owners: a question for each."""
@@ -99,7 +100,7 @@ def draw_hops(
     """Let batches grow by all hops, one turn each, and return them.
 
     Args:
-        graph: The graph; where trees see times, its :func:`prepare_times` has run.
+        graph: The graph; where trees see times, its edges are in their order.
         batches: The batches, which have their seeds.
         fanouts: Neighbours to draw per hop and edge type, int64, shape (hops, types); -1 takes all.
         keys: The key of each batch.
@@ -136,7 +137,7 @@ def draw(
     counts, senders, join = graph.in_order(route, answers)
     columns, edge_ids, weights = [iter(answer[2:]) for answer in answers], None, None
     kinds = [torch.zeros(1, dtype=torch.uint8) if len(fanouts) == 1 else next(of) for of in columns]
-    if graph.has_edge_arrays:
+    if graph.of_edges:
         firsts = [of_rank[kind.to(torch.int64)] for of_rank, kind in zip(graph.types.edges.T, kinds, strict=False)]
         edge_ids = join([next(of).to(torch.int64) + first for of, first in zip(columns, firsts, strict=True)])
     if how.weighs:
@@ -145,6 +146,27 @@ def draw(
     if have_names(graph.types):
         of_edges = join(kinds) if len(fanouts) > 1 else kinds[0].expand(len(senders))
     return Drawn(counts, senders, of_edges, edge_ids, weights)
+
+
+def sample_at_times(
+    graph: OwnedGraph,
+    sampler: TemporalSampler,
+    seeds: Sequence[Tensor],
+    times: Sequence[Tensor],
+    keys: Sequence[BatchKey],
+) -> Steps[list[Sample]]:
+    """Draw batches around nodes at times of their own; a node may be a seed at several. One turn a hop.
+
+    The graph's edges are in the order of these times.
+    """
+    bits, first = max(1, (graph.num_nodes - 1).bit_length()), torch.tensor([0, *map(len, seeds)]).cumsum(0).tolist()
+    growing = [GrowingBatch(ids, graph.num_nodes, at, bits) for ids, at in zip(seeds, first, strict=False)]
+    of_seeds = torch.tensor(list(map(len, seeds)))
+    after, upto = map(torch.from_numpy, seen_by(sampler, torch.cat(list(times))))
+    trees = torch.stack([torch.arange(len(seeds)).repeat_interleave(of_seeds), torch.cat(list(seeds)), after, upto])
+    how = DrawRule(time=sampler.time, latest=sampler.pick == "latest", trees=trees)
+    samples = yield from draw_hops(graph, growing, sampler.of_types(graph.types), keys, how)
+    return [of._replace(extra={**of.extra, SEED_TIME: at}) for of, at in zip(samples, times, strict=True)]
 
 
 def whole_rows(graph: OwnedGraph, nodes: Tensor, weight: str | None = None) -> Steps[Drawn]:

@@ -17,7 +17,6 @@ from lightning_gnn_dist.extensions.links.negatives import Candidates
 from lightning_gnn_dist.extensions.links.task import EdgeTask
 from lightning_gnn_dist.extensions.shards.home import ShardHome
 from lightning_gnn_dist.extensions.shards.links import held_of_shard, own_share
-from lightning_gnn_dist.extensions.shards.temporal import prepare_times, times_of_all_nodes
 from lightning_gnn_dist.extensions.temporal.times import times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
@@ -77,9 +76,9 @@ class ShardEdges(EdgeTask):
         rows, receivers, times = self.rows(), self.ends.receivers, None
         kind = self.links.receiver_type
         if (time := self.links.time) is not None:
-            prepare_times(self.home.graph(), time)
+            self.home.graph().order_by(time)
             if times_of_receivers(rows, time, kind) is not None:
-                times = times_of_all_nodes(self.home.graph(), rows.types.node_types.index(kind), time)
+                times = self.home.graph().times_of_all_nodes(rows.types.node_types.index(kind), time)
         return Candidates.of(receivers, times, receivers.start)
 
     def held(self, name: str) -> HeldLinks:

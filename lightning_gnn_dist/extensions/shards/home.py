@@ -18,8 +18,7 @@ from lightning_gnn_dist.extensions.passes.layer_pass import FarPass
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard, TypedBounds, check_ranks
 from lightning_gnn_dist.extensions.shards.nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.extensions.shards.part import read_part
-from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
-from lightning_gnn_dist.extensions.shards.source import ShardedSource, check_sampler, sample_bulk
+from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, ShardedSource, check_sampler
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.typed.names import have_names
@@ -321,7 +320,7 @@ class ShardHome(GraphAccess):
 
     def _drawn(self, seeds: list[Tensor], sampler: Sampler) -> list[Sample]:
         graph, keys = self.graph(), [BatchKey(0, 0, 0)] * len(seeds)
-        return graph.answered(sample_bulk(graph, check_sampler(sampler, graph.types), seeds, keys))
+        return graph.answered(graph.draw(sampler, seeds, keys))
 
     def _bytes_of(self, sample: Sample) -> int:
         rows, widest = self.graph().shard.rows, widest_row(self.running.module)

@@ -1,32 +1,21 @@
-"""Edges of shards as targets: held ones shared evenly among the ranks, and false receivers asked of owners.
+"""Held edges of shards, shared evenly among the ranks.
 
 held ones of the own shard -> each rank gets what of its share lies here -> the own share, in the order of shards
-first tries of all draws -> their owners -> the other random tries of those that are edges -> ... -> nodes in order
 """
 
 from __future__ import annotations
 
-from itertools import chain
-from itertools import count as counted
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.extensions.links.bounds import LinkBounds
-from lightning_gnn_dist.extensions.links.link_sampler import FALSE_ENDS, FalseEnds
-from lightning_gnn_dist.extensions.links.negatives import RANDOM_TRIES, tried_places
 from lightning_gnn_dist.extensions.shards.index import Shard
-from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.layers.choice import share_of
-from lightning_gnn_dist.sampling.turns import Steps
 from lightning_gnn_dist.wire.channel import Channel
 
-_FIRST_TRIES = 2  # asked at once for all draws: both are edges so seldom that mostly no turn follows
-_BLOCK, _LARGEST_BLOCK = 64, 1 << 14  # nodes in order that are asked about at once, twice as many each time
 _WAY_OUT = "Copy both from one division."
 
 
@@ -82,38 +71,3 @@ def own_share(own: Held, starts: Tensor, channel: Channel, copy: int, num_copies
     negatives = None if own.negatives is None else exchanged(own.negatives)
     arrays = {name: exchanged(rows) for name, rows in sorted(own.arrays.items())}
     return Held(edges, negatives, arrays), shares[channel.rank]
-
-
-def draw_false_ends(graph: ShardedGraph, wanted: FalseEnds) -> Steps[list[Tensor]]:
-    """Draw false receivers for the edges of some batches, and return those of each batch, shape (n, draws).
-
-    They are those that are drawn where one host has the graph, also for a sender with an edge to every candidate.
-    """
-    sizes, count = list(map(len, wanted.ids)), wanted.draws
-    words = torch.from_numpy(np.array([key(*of, FALSE_ENDS) for of in wanted.keys], np.uint64).view(np.int64))
-    words, numbers = words.repeat_interleave(torch.tensor(sizes)), torch.cat(list(wanted.ids))
-    ends, times = torch.cat(list(wanted.ends), 1), None
-    if wanted.times is not None:
-        times = wanted.times[0], torch.cat(list(wanted.times[1]))
-    bounds = wanted.candidates.there_by(ends[0] if times is None else times[1]).clamp_(min=1)
-    found, left = torch.empty(len(numbers) * count, dtype=torch.int64), torch.arange(len(numbers) * count)
-    end, upto = 0, RANDOM_TRIES + (int(bounds.max()) if len(numbers) else 0)
-    blocks = (min(_BLOCK << number, _LARGEST_BLOCK) for number in counted(0))
-    for size in chain([_FIRST_TRIES, RANDOM_TRIES - _FIRST_TRIES], blocks):
-        if end == upto or not len(left):
-            break
-        tries = range(end, end := min(end + size, upto))  # are asked about together
-        edges, most = left // count, RANDOM_TRIES + bounds[left // count]
-        tried = wanted.candidates.ids(tried_places(words[edges], numbers[edges], left % count, tries, bounds[edges]))
-        is_tried = torch.arange(tries.start, tries.stop) < most[:, None]
-        is_free = is_tried & (tried != ends[:, edges, None]).all(0)
-        rows, columns = is_free.nonzero(as_tuple=True)
-        if len(rows):
-            at = None if times is None else (times[0], times[1][edges[rows]])
-            pairs = torch.stack([ends[0, edges[rows]], tried[rows, columns]])
-            is_free[rows, columns] = ~(yield from graph.are_edges(pairs, wanted.edge_type, at))
-        is_found = is_free.any(1)
-        column = torch.where(is_found, is_free.to(torch.uint8).argmax(1), is_tried.sum(1) - 1)  # or the one tried last
-        found[left] = tried[torch.arange(len(left)), column]
-        left = left[~is_found & (most > end)]
-    return list(found.view(len(numbers), count).split(sizes))

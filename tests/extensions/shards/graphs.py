@@ -11,8 +11,7 @@ from torch import Tensor
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Bulk
 from lightning_gnn_dist.extensions.shards.index import Shard
-from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
-from lightning_gnn_dist.extensions.shards.source import ShardedSampler, sample_bulk
+from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, ShardedSampler
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 from tests.ranks import join
 
@@ -48,7 +47,7 @@ def opened(
 
 def drawn_of(graph: ShardedGraph, sampler: ShardedSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> Bulk:
     """The batches of a bulk, without their arrays."""
-    return graph.seek(graph.answered(sample_bulk(graph, sampler, seeds, keys)))
+    return graph.seek(graph.answered(graph.draw(sampler, seeds, keys)))
 
 
 def made_of(

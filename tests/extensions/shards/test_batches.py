@@ -17,7 +17,6 @@ from lightning_gnn_dist import (
     Correction,
     Evaluation,
     EverySteps,
-    FastGCNSampler,
     Fetch,
     Graph,
     GrappaStrategy,
@@ -36,8 +35,7 @@ from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource, assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.shards.index import Shard
-from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
-from lightning_gnn_dist.extensions.shards.source import ShardedSampler, ShardedSource
+from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, ShardedSampler, ShardedSource
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.batch_contents import check_same, contents
@@ -165,12 +163,11 @@ CASES: dict[str, tuple[int, int, ShardedSampler, bool, int]] = {  # ranks, shard
     "alone": (1, 1, NeighborSampler(FANOUTS), True, 0),
     "weights": (4, 4, NeighborSampler(FANOUTS, **WEIGHED), True, 0),
     "ladies": (4, 4, LadiesSampler([60, 40]), False, 0),
-    "fastgcn alone": (1, 1, FastGCNSampler([90, 60]), False, 0),
+    "ladies alone": (1, 1, LadiesSampler([90, 60]), False, 0),
 }
 SLOW: dict[str, tuple[int, int, ShardedSampler, bool, int]] = {
     "two copies": (4, 2, NeighborSampler(FANOUTS, replace=True), True, 0),
     "ladies twice": (4, 2, LadiesSampler([60, 40], normalize=True, **WEIGHED), True, 0),
-    "fastgcn": (3, 3, FastGCNSampler([90, 60], **WEIGHED), True, 0),
 }
 
 

@@ -15,8 +15,8 @@ from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.links.link_sampler import FALSE_ENDS, FalseEnds
 from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_receivers
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard
-from lightning_gnn_dist.extensions.shards.links import draw_false_ends, held_of_shard
-from lightning_gnn_dist.extensions.shards.source import ShardedSource
+from lightning_gnn_dist.extensions.shards.links import held_of_shard
+from lightning_gnn_dist.extensions.shards.remote_graph import ShardedSource
 from tests.extensions.shards.graphs import CountingGraph, joined, opened
 from tests.extensions.shards.links.splits import (
     of_shards,
@@ -39,7 +39,7 @@ def drawn(rank: int, world_size: int, folder: str, senders: list[int], candidate
     ids = torch.arange(len(senders)) + 100
     wanted = FalseEnds([torch.tensor([senders])], [ids], [BatchKey(5, 0, rank)], 2, Candidates(candidates))
     with opened(rank, world_size, folder) as graph:
-        (found,) = graph.answered(draw_false_ends(graph, wanted))
+        (found,) = graph.answered(graph.false_ends(wanted))
         return found.view(-1).tolist(), graph.turns
 
 
