@@ -31,9 +31,9 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "kept partition": "lightning_gnn_dist.partition.cache:cached_partition",
     "advice on averaging": "lightning_gnn_dist.partition.partition_report:against_averaging",
     "report of a partition": "lightning_gnn_dist.partition.partition_report:PartitionReport",
-    "rows in files": "lightning_gnn_dist.extensions.larger_than_memory.sources:RowsInFiles",
+    "rows in files": "lightning_gnn_dist.extensions.larger_than_memory.files:RowsInFiles",
     "stream to a device": "lightning_gnn_dist.extensions.larger_than_memory.device_stream:DeviceStream",
-    "rows on devices": "lightning_gnn_dist.extensions.larger_than_memory.sources:RowsOnDevices",
+    "rows on devices": "lightning_gnn_dist.extensions.larger_than_memory.placement:RowsOnDevices",
     "memory of a fit": "lightning_gnn_dist.extensions.larger_than_memory.memory:Needs",
 }
 

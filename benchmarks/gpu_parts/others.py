@@ -13,8 +13,7 @@ from lightning_gnn_dist.batches.batches import Batches, Deal, Learning
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.source import GraphSource, stream_to
 from lightning_gnn_dist.engine.rng import permutation
-from lightning_gnn_dist.extensions.larger_than_memory.placement import Placement
-from lightning_gnn_dist.extensions.larger_than_memory.sources import PlacedSource
+from lightning_gnn_dist.extensions.larger_than_memory.placement import PlacedSource, Placement
 from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler, OwnLinks
 from lightning_gnn_dist.extensions.links.negatives import Candidates
 from lightning_gnn_dist.graph.graph import Graph

@@ -6,10 +6,14 @@ A cache of a size that the user chooses holds the rows that coming batches need 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Self
 
+from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
+from lightning_gnn_dist.batches.source import Finish, stream_to
+from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.engine.apart import places_of, take_apart
 from lightning_gnn_dist.engine.sample import Apart, Sample
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource
@@ -21,9 +25,14 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
 from lightning_gnn_dist.graph.storage.mapped import Map, all_maps, file_of
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.homes.settings import Loading
+from lightning_gnn_dist.homes.local_graph import LocalGraph
+from lightning_gnn_dist.homes.run import Host
+from lightning_gnn_dist.homes.settings import BatchSettings, Loading
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 from lightning_gnn_dist.sampling.turns import Steps, at_once
+from lightning_gnn_dist.sampling.whole import WholePartSampler
+
+_OF_CACHE = 8  # an evaluation takes half of what is free at most; the rest is for rows read ahead, and pages of edges
 
 
 class DiskRows(Tables[GraphTypes]):
@@ -148,3 +157,81 @@ def _cache_of(graph: Graph, arrays: Arrays, num_bytes: int, nodes: range) -> Row
     width = bytes_per_row(arrays)
     num_rows = min(num_bytes // width, len(nodes)) if width else 0
     return RowCache(arrays, num_rows, lambda ids: degrees_of(graph.indptr, ids + nodes.start))
+
+
+class RowsInFiles:
+    """Reads rows from a graph's files ahead, not through maps, whose pages would drive out others that are needed.
+
+    Args:
+        cache_bytes: Memory for rows that are needed again.
+        spares: Whether memory is short: then no more is read ahead than the cache has, for one batch at a time.
+    """
+
+    def __init__(self, cache_bytes: int, *, spares: bool = False) -> None:
+        self._cache_bytes, self._spares = cache_bytes, spares
+        self.rows: DiskRows | None = None
+
+    @classmethod
+    def of(cls, settings: BatchSettings, graph: Graph) -> Self:
+        """Return what ``Loading(cache_bytes=...)`` asks for; refuse it where there is nothing to read ahead."""
+        cache_bytes = settings.loading.cache_bytes
+        assert cache_bytes is not None
+        _check_reads_ahead(settings)
+        check_rows_in_files(graph, cache_bytes)
+        return cls(cache_bytes)
+
+    @classmethod
+    def beyond_memory(cls, graph: Graph, host: Host) -> Self | None:
+        """Return what reads the rows of an evaluation where a host has no room for the graph; None if it is in RAM."""
+        made = cls(host.free // host.ranks // _OF_CACHE, spares=True)
+        made.rows = DiskRows.of(graph, made._cache_bytes)
+        if made.rows is None:
+            return None
+        rank_zero_info(
+            f"The graph has {in_bytes(graph.num_bytes)}, and {in_bytes(host.free)} are free: an "
+            f"evaluation reads rows from its files ahead, and {in_bytes(made._cache_bytes)} hold those that come "
+            "again, as with Loading(cache_bytes=...)."
+        )
+        return made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"rows": None}
+
+    @property
+    def figures(self) -> dict[str, float]:
+        return {} if self.rows is None else self.rows.figures
+
+    def source(self, home: LocalGraph, graph: Graph, sampler: Sampler, finish: Finish | None) -> FileSource | None:
+        """Return the source of batches of the whole graph; None of a part, and if the cache would hold all rows."""
+        if finish is not None:
+            return None
+        if self.rows is None:
+            self.rows = DiskRows.of(home.graph, self._cache_bytes)
+        if self.rows is None or not self.rows.are_rows_of(graph):
+            return None
+        loading, stream = home.running.settings.loading, stream_to(home.running.device)
+        if self._spares:
+            loading = replace(loading, ahead_bytes=min(loading.ahead_bytes, self.rows.cache.num_bytes))
+        source = FileSource(graph, self.rows, sampler, loading, stream=stream, widen=home.running.widen)
+        source.is_short = self._spares
+        return source
+
+    def close(self, graph: Graph) -> None:
+        """Close the files."""
+        if self.rows is not None:
+            self.rows.close()
+        self.rows = None
+
+
+def _check_reads_ahead(settings: BatchSettings) -> None:
+    loading = settings.loading
+    if loading.sample_on != "cpu":
+        raise ValueError(
+            f"Loading(cache_bytes={loading.cache_bytes}) makes batches in RAM, and sample_on is "
+            f"{loading.sample_on!r}: leave one of them out."
+        )
+    if WholePartSampler in (type(settings.training_sampler), type(settings.global_batching.sampler)):
+        raise ValueError(
+            f"Loading(cache_bytes={loading.cache_bytes}) holds rows that coming batches need, and a "
+            "WholePartSampler has one batch of all rows: draw with a NeighborSampler, or leave cache_bytes out."
+        )

@@ -1,18 +1,23 @@
-"""Where batches are made: in RAM, or on the device that trains."""
+"""Where batches are made: in RAM, or on the device that trains; and the source that makes them there."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
-from lightning_gnn_dist.batches.source import stream_to
-from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import drawn_there, draws_anywhere
+from lightning_gnn_dist.batches.batch import SampledData, bytes_of, device_of_batch
+from lightning_gnn_dist.batches.pool import gather_rows
+from lightning_gnn_dist.batches.source import Finish, GraphSource, stream_to
+from lightning_gnn_dist.engine.sample import Sample
+from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import KINDS, drawn_there, draws_anywhere
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import (
     MemoryPlan,
     Sizes,
@@ -25,7 +30,8 @@ from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
 from lightning_gnn_dist.graph.storage.mapped import WINDOW_BYTES, Map, MappedRows, all_maps
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.homes.settings import SampleOn
+from lightning_gnn_dist.homes.local_graph import LocalGraph
+from lightning_gnn_dist.homes.settings import BatchSettings, SampleOn
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.memory import free_on
@@ -203,3 +209,97 @@ def _brought(array: Tensor, device: torch.device, maps: list[Map], ids: Tensor |
         to.copy_(array[piece] if ids is None else array.index_select(0, ids[piece]))
         source.release()
     return out
+
+
+class RowsOnDevices:
+    """Lets as much of a graph lie on the device that trains as there is room for, or all of it.
+
+    Attributes:
+        crossing: Counts what crosses the bus.
+    """
+
+    def __init__(self) -> None:
+        self.crossing = Crossing()
+
+    @classmethod
+    def of(cls, settings: BatchSettings, graph: Graph) -> Self:
+        """Return what ``Loading(sample_on="auto")`` or ``"device"`` asks for."""
+        return cls()
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers to log."""
+        return self.crossing.figures
+
+    @staticmethod
+    def check(*samplers: Sampler | None) -> None:
+        """Refuse samplers that cannot draw on a device where they have to. None is skipped."""
+        for sampler in samplers:
+            if sampler is not None and not draws_anywhere(sampler):
+                raise ValueError(
+                    f'sample_on="device" needs a sampler that draws there ({KINDS}), got {sampler!r}: choose one, or '
+                    'sample_on="auto".'
+                )
+
+    def source(self, home: LocalGraph, graph: Graph, sampler: Sampler, finish: Finish | None) -> GraphSource:
+        """Return the source of batches of a part or of the whole graph."""
+        settings, loading = home.running.settings, home.running.settings.loading
+        # The part takes device memory first, though it may be loaded later; it is no larger than the whole graph.
+        is_fit, samplers = home.running.stage == TrainerFn.FITTING, settings.samplers
+        waits = graph is home.graph and is_fit and home.is_cut and not isinstance(samplers[0], WholePartSampler)
+        placement = Placement(
+            home.running.device,
+            loading.sample_on,
+            loading.device_bytes,
+            samplers=samplers,
+            batch_size=settings.batch_size,
+            expected_bytes=graph.num_bytes if waits else 0,
+            crossing=self.crossing,
+        )
+        how = home.running.options_of_sources
+        return PlacedSource(graph, sampler, placement=placement, finish=finish, **how)
+
+    def close(self, graph: Graph) -> None:
+        """Drop what of the graph lies on devices, and count anew."""
+        release(graph)
+        self.crossing = Crossing()
+
+
+class PlacedSource(GraphSource):
+    """Makes the batches that a :class:`GraphSource` would make, where a placement says.
+
+    Args:
+        placement: Decides at the first batch where the graph is sampled, by which sampler, and where its rows lie,
+            until the source is closed.
+    """
+
+    is_short = True  # of memory: that of a device, where full neighbourhoods are large
+
+    def __init__(self, graph: Graph, sampler: Sampler, *, placement: Placement, **options: Any) -> None:
+        super().__init__(graph, sampler, **options)
+        self._placement, self._lock = placement, threading.Lock()
+        self._place: Place | None = None
+
+    def close(self) -> None:
+        super().close()
+        self._place = None
+
+    def _where(self) -> tuple[Graph, Sampler]:
+        with self._lock:  # several threads ask for the first batches
+            if self._place is None:
+                self._place = self._placement.of(self._graph, self._sampler)
+            return self._place.graph, self._place.sampler
+
+    def _assembled(self, graph: Graph, samples: Sequence[Sample]) -> list[SampledData]:
+        rows = None if self._place is None else self._place.rows
+        if rows is None or any(sample.is_constant for sample in samples):
+            batches = super()._assembled(graph, samples)
+            if self._stream is not None:
+                here = [batch for batch in batches if device_of_batch(batch).type == "cpu"]
+                self._placement.crossing.add(sum(map(bytes_of, here)))
+            return batches
+        how: Any = {"widen": self._widen, "all_labels": self._all_labels}
+        return rows.batches(graph, samples, self._gather, **how)
+
+    def _gather(self, kind: Any, name: str, array: Tensor, rows: Tensor) -> Tensor:
+        return gather_rows(array, rows, self._pool_of(f"{kind} {name}"))

@@ -10,8 +10,7 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveragi
 
 from lightning_gnn_dist.batches.batches import slice_of
 from lightning_gnn_dist.engine.rng import Purpose, permutation
-from lightning_gnn_dist.extensions.larger_than_memory.chunk_reading import ChunkReader
-from lightning_gnn_dist.extensions.larger_than_memory.saved_chunks import Chunks
+from lightning_gnn_dist.extensions.larger_than_memory.chunk_reading import ChunkReader, Chunks
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.residency import Held, ReadChunks, Residency, bytes_held
 from lightning_gnn_dist.partition.base import Partition, check_request

@@ -10,7 +10,7 @@ edges.py          edges of a split in shards, a task; links.py says which rank h
 remote_graph.py   the whole graph, whose rows are asked of their owners, and the source of its batches
 draws.py          how batches grow, hop by hop, by time too; owner.py says who is asked, draws from own rows and answers
 divide.py         ``save_shards``, of a graph that is there, or of a split
-one_shard.py      ``prepare_graph(shard=OneShard(0, 4))``: a ``Portion``, by prepared_nodes.py and prepared_edges.py
+one_shard.py      ``prepare_graph(shard=OneShard(0, 4))``: a ``Portion``, with its nodes and edges
 
 It asks for rows ahead by what ``larger_than_memory`` has, and needs that folder, ``links`` and ``temporal``.
 """

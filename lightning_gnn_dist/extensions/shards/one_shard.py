@@ -1,31 +1,232 @@
 """Which shard of a graph a host makes for itself, of files that every host reads: no host has, or writes, the rest.
 
-Beside the shard stands where each shard begins, and a hash of what the shards of a graph must have in common.
+Every node belongs to a part, and has a new number, part after part, in each in order. Of all edges that are read those
+into own nodes are written as arrays, which are then sorted. Beside the shard stands where each shard begins, and a hash
+of what the shards of a graph must have in common.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from lightning_gnn_dist.checks import check_below, check_file, check_path, shown
+from lightning_gnn_dist.engine.compiling import compiled
+from lightning_gnn_dist.engine.rng import mix
 from lightning_gnn_dist.extensions.shards.index import Bounds, TypedBounds, seeds_of
-from lightning_gnn_dist.extensions.shards.prepared_edges import ShardEdges
-from lightning_gnn_dist.extensions.shards.prepared_nodes import NodesOfShard, ShardPart
+from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage import store
+from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.prepare.edges import EdgeSorting, OnProgress
-from lightning_gnn_dist.prepare.nodes import NodesOfType
-from lightning_gnn_dist.prepare.plan import EDGE, Plan
+from lightning_gnn_dist.prepare.arrays import GrowingArrays, Progress, RowFiles
+from lightning_gnn_dist.prepare.edges import EdgeSorting, OnProgress, edges_at_once, words_of
+from lightning_gnn_dist.prepare.journal import Journal
+from lightning_gnn_dist.prepare.nodes import NodesOfType, Part
+from lightning_gnn_dist.prepare.plan import EDGE, EdgeFiles, Plan, edges_in, turn_two_edges
 from lightning_gnn_dist.prepare.prepare_graph import Portion
 from lightning_gnn_dist.rules import Count, check_fields
+
+NODES_AT_ONCE = 1 << 22
+
+
+@dataclass(frozen=True, eq=False)
+class ShardPart:
+    """The nodes of one of several parts. Parts number nodes one part after the other.
+
+    Attributes:
+        starts: The first number of each part, then the number of nodes.
+        index: Which part is prepared.
+        assignment: The part of each node, or None if parts are ranges of nodes.
+        number: The new number of each node, or None if it is the old one.
+    """
+
+    starts: Column
+    index: int
+    assignment: Column | None = None
+    number: Column | None = None
+
+    @classmethod
+    def ranges(cls, num_nodes: int, num_parts: int, index: int) -> ShardPart:
+        """One of parts of consecutive nodes, with equally many or one more in each."""
+        sizes = np.full(num_parts, num_nodes // num_parts)
+        sizes[: num_nodes % num_parts] += 1
+        return cls(np.concatenate([[0], sizes.cumsum()]), index)
+
+    @classmethod
+    def read(cls, file: Path, num_nodes: int, num_parts: int, index: int) -> ShardPart:
+        """Read a ``.npy`` with the part of each node. Takes 8 to 12 bytes for every node of the graph."""
+        found = NpyFile.of(file)
+        if found.shape != (num_nodes,) or found.dtype.kind not in "iu":
+            raise ValueError(
+                f"{file} holds {found.dtype} of shape {found.shape}, and the part of each of {num_nodes:,} nodes is "
+                "needed: whole numbers, one for every node."
+            )
+        assignment, counts = np.empty(num_nodes, np.int32), np.zeros(num_parts, np.int64)
+        for first in range(0, num_nodes, NODES_AT_ONCE):
+            piece = found.read(first, min(NODES_AT_ONCE, num_nodes - first))
+            if not 0 <= int(piece.min()) <= int(piece.max()) < num_parts:
+                raise ValueError(
+                    f"{file} names parts beyond the {num_parts} shards that there are: parts must lie in "
+                    f"[0, {num_parts})."
+                )
+            assignment[first : first + len(piece)] = piece
+            counts += np.bincount(assignment[first : first + len(piece)], minlength=num_parts)
+        starts = np.concatenate([[0], counts.cumsum()])
+        return cls(starts, index, assignment, _number(assignment, starts))
+
+    @property
+    def num_all(self) -> int:
+        """How many nodes all parts have."""
+        return int(self.starts[-1])
+
+    @property
+    def size(self) -> int:
+        """How many nodes the part has."""
+        return int(self.starts[self.index + 1] - self.starts[self.index])
+
+    @property
+    def nodes(self) -> Column:
+        """The nodes of the part, by their old numbers."""
+        if self.assignment is None:
+            return np.arange(self.starts[self.index], self.starts[self.index + 1])
+        return np.flatnonzero(self.assignment == self.index)
+
+    def rows(self, nodes: Column) -> tuple[Column, Column]:
+        """The positions of the part's nodes in ``nodes``, and their numbers within the part, from 0."""
+        first, end = self.starts[self.index : self.index + 2]
+        is_own = (nodes >= first) & (nodes < end) if self.assignment is None else self.assignment[nodes] == self.index
+        places = np.flatnonzero(is_own)
+        return places, self.renumbered(nodes[places]) - first
+
+    def count(self, nodes: Column) -> Column:
+        """How many of ``nodes`` are of each part."""
+        if self.assignment is None:
+            parts = np.searchsorted(self.starts, nodes, side="right") - 1
+        else:
+            parts = self.assignment[nodes]
+        return np.bincount(parts, minlength=len(self.starts) - 1)
+
+    def renumbered(self, nodes: Column) -> Column:
+        """The new numbers of some nodes."""
+        return nodes if self.number is None else self.number[nodes]
+
+    @property
+    def digest(self) -> str:
+        """A hash of the parts' sizes and of the assignment."""
+        told = blake2b(self.starts.astype(np.int64).tobytes(), digest_size=16)
+        if self.assignment is not None:
+            told.update(self.assignment.data)
+        return told.hexdigest()
+
+
+def _number(assignment: Column, starts: Column) -> Column:
+    """The new number of each node, computed in pieces."""
+    dtype = np.int32 if assignment.size <= np.iinfo(np.int32).max else np.int64
+    number = np.empty(assignment.size, dtype)
+    free, num_parts = starts[:-1].copy(), len(starts) - 1
+    for first in range(0, assignment.size, NODES_AT_ONCE):
+        piece = assignment[first : first + NODES_AT_ONCE]
+        order, counts = np.argsort(piece, kind="stable"), np.bincount(piece, minlength=num_parts)
+        number[first + order] = np.arange(piece.size) + (free - (counts.cumsum() - counts)).repeat(counts)
+        free += counts
+    return number
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesOfShard(NodesOfType):
+    """The nodes of one type in a shard. They carry their ids in ``n_id``."""
+
+    part: ShardPart
+
+    @property
+    def names(self) -> list[str]:
+        return [*dict.fromkeys([*super().names, "n_id"])]
+
+    def own(self, arrays: dict[str, Tensor]) -> dict[str, Tensor]:
+        own = torch.from_numpy(self.part.nodes)
+        return {"n_id": own} | {name: array[own] for name, array in arrays.items()}
+
+    def own_rows(self, name: str, rows: RowFiles, progress: Progress) -> Iterator[tuple[int, Column]]:
+        for first, piece in self.pieces(name, rows):
+            at, places = self.part.rows(np.arange(first, first + len(piece)))
+            if places.size:
+                yield int(places[0]), piece[at]
+            progress((first + len(piece)) / max(rows.shape[0], 1))
+
+
+@compiled
+def add_edges(senders: Column, receivers: Column, sums: Column) -> None:
+    """Add two hashes of every edge to ``sums``, two numbers of 64 bits, which do not depend on the edges' order."""
+    for at in range(senders.size):
+        mixed = mix(mix(np.uint64(senders[at])) ^ np.uint64(receivers[at]))
+        sums[0] += mixed
+        sums[1] += mix(mixed ^ np.uint64(0x9E3779B97F4A7C15))
+
+
+@dataclass(frozen=True)
+class ShardEdges(EdgeSorting):
+    """Sorts the edges into the nodes of a shard."""
+
+    adds_reverse: ClassVar[bool] = False  # what was gathered is both
+
+    def sort(self, edge_type: EdgeType, as_read: EdgeType, parts: Mapping[str, Part], on_progress: OnProgress) -> None:
+        super().sort(edge_type, as_read, parts, on_progress)
+        shutil.rmtree(self._gathered(edge_type), ignore_errors=True)
+
+    def files_of(
+        self,
+        edge_type: EdgeType,
+        files: EdgeFiles,
+        parts: Mapping[str, Part],
+        journal: Journal,
+        on_progress: OnProgress,
+    ) -> EdgeFiles:
+        """Those into the nodes of the shard, written into arrays."""
+        receiver, folder = parts[edge_type[2]], self._gathered(edge_type)
+        assert isinstance(receiver, ShardPart)
+        if not journal.get("is_gathered"):
+            shutil.rmtree(folder, ignore_errors=True)
+            counts, digest = self._gather(
+                files, receiver, folder, partial(on_progress, f"reading {words_of(edge_type)}")
+            )
+            told = {"is_gathered": True, "is_carried_checked": True, "counts": counts, "digest": digest}
+            journal.record(sorted(folder.iterdir()), **told)
+        return replace(edges_in(folder), num_senders=files.num_senders, num_receivers=receiver.size)
+
+    def _gathered(self, edge_type: EdgeType) -> Path:
+        return self.of_type(edge_type) / "gathered"
+
+    def _gather(self, files: EdgeFiles, part: ShardPart, folder: Path, progress: Progress) -> tuple[list[int], str]:
+        """Write the edges into own nodes; return how many lead into each part, as they are read, and a hash of all."""
+        kind, rows_of = convert.index_dtype(max(files.num_senders or 0, files.num_receivers or 0)), files.carried.arrays
+        dtype, arrays = torch.empty(0, dtype=kind).numpy().dtype, GrowingArrays(folder, folder)
+        arrays.add({"edge_index": np.empty((0, 2), dtype)} | {name: rows.read(0, 0) for name, rows in rows_of.items()})
+        counts, sums, seen = np.zeros(len(part.starts) - 1, np.int64), np.zeros(2, np.uint64), 0
+        for sender, receiver, _ in files.pieces(edges_at_once(self.memory_bytes // 2, files.carried.bytes_per_edge)):
+            carried = {name: rows.read(seen, sender.size) for name, rows in rows_of.items()}
+            for name, array in carried.items():
+                convert.check_finite(rows_of[name].as_tensor(array), seen, name=name, row="edge")
+            counts += part.count(receiver)
+            add_edges(sender, receiver, sums)
+            for senders, receivers in [(sender, receiver), (receiver, sender)][: 1 + self.undirected]:
+                at, places = part.rows(receivers)
+                ends = np.stack([senders[at], places], 1).astype(dtype)
+                arrays.add({"edge_index": ends} | {name: array[at] for name, array in carried.items()})
+            seen += sender.size
+            progress(seen / max(files.num_edges, 1))
+        arrays.finish()
+        turn_two_edges(folder / "edge_index.npy")
+        return counts.tolist(), sums.tobytes().hex()
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,8 @@ from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory import placement
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
 from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import MemoryPlan, Sizes
-from lightning_gnn_dist.extensions.larger_than_memory.placement import Place, Placement, release
+from lightning_gnn_dist.extensions.larger_than_memory.placement import Place, PlacedSource, Placement, release
 from lightning_gnn_dist.extensions.larger_than_memory.rows_on_device import Crossing
-from lightning_gnn_dist.extensions.larger_than_memory.sources import PlacedSource
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
 from tests.batch_contents import check_same, contents
