@@ -4,12 +4,12 @@
     Loading(sample_on="auto")        what of a graph fits lies on the GPU: edges first, then rows that are read most
     Holding(Sweep(bytes=4 * 10**9))  a rank trains on some chunks of a graph, while it reads the next
 
-files.py           rows of a graph's files, and what a data module asks of them; merged_reads.py reads them in few requests
+files.py           rows of a graph's files, as a data module asks for them; merged_reads.py reads them in few requests
 ahead.py           the source of both this and shards: draws bulks ahead of their rows, which tables.py brings together
 row_cache.py       rows that are kept, in serving, too
 device_stream.py   brings batches to a device
-placement.py       what of a graph lies on a device, and the source that makes batches there: memory_plan.py counts bytes
-                   and expected reads
+placement.py       what of a graph lies on a device, and the source of its batches: memory_plan.py counts bytes and
+                   expected reads
 rows_on_device.py  batches whose rows lie on a device where they are held there
 device_sampler.py  draws batches on a device, hop by hop as device_draws.py has it, in the one graph of a bulk that
                    stack.py grows

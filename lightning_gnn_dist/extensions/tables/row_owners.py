@@ -14,7 +14,6 @@ from __future__ import annotations
 import atexit
 import math
 import sys
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from threading import Condition, Thread
@@ -104,28 +103,21 @@ class RowOwners:
         of_ranks = [ids[cuts[rank] : cuts[rank + 1]] - bounds[rank] for rank in range(self.size)]
         return self._asked(table, {rank: [short(of, bounds[-1])] for rank, of in enumerate(of_ranks) if len(of)})
 
-    def range(self, table: int, start: int, stop: int, moment: str = "") -> Tensor:
-        """Return the rows from ``start`` to ``stop``, which one rank has, on the CPU. Not collective.
+    def whole(self, table: int, like: Tensor, moment: str = "") -> Tensor:
+        """Return the rows of all ranks, piece by piece, in the type of ``like``, on the CPU. Not collective.
 
         Args:
             table: The number of the table.
-            start: The first row.
-            stop: The row behind the last.
+            like: A tensor with rows as wide.
             moment: The name of a tensor of the optimizer's state to take in the table's place.
         """
-        owner = bisect_right(self.bounds[table], start) - 1
-        first = self.bounds[table][owner]
-        what = [torch.tensor([start - first, stop - first]), torch.tensor(list(moment.encode()), dtype=torch.uint8)]
-        return self._asked(table, {owner: what})
-
-    def whole(self, table: int, like: Tensor, moment: str = "") -> Tensor:
-        """Return the rows of all ranks, piece by piece, in the type of ``like``, on the CPU. Not collective."""
-        bounds = self.bounds[table]
+        bounds, name = self.bounds[table], torch.tensor(list(moment.encode()), dtype=torch.uint8)
         found = torch.empty((bounds[-1], *like.shape[1:]), dtype=like.dtype)
         row_bytes = like.element_size() * math.prod(like.shape[1:])
-        for first, last in pairwise(bounds):
+        for owner, (first, last) in enumerate(pairwise(bounds)):
             for start, stop in pieces_of(first, last, row_bytes):
-                found[start:stop] = self.range(table, start, stop, moment)
+                ends = torch.tensor([start - first, stop - first])
+                found[start:stop] = self._asked(table, {owner: [ends, name]})
         return found
 
     def _asked(self, table: int, questions: Mapping[int, Message]) -> Tensor:
