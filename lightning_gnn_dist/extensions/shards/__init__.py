@@ -3,10 +3,10 @@
     PartitionedDataModule("my_shares")   # a folder with shares.json, as save_shards writes it
 
 index.py          what lies in the folder: where each shard begins, of each type, and a shard
-opening.py        what a data module is given: found by the name of its file, in ``names.EXTENSIONS``
+opening.py        what a data module is given: found by the name of its file, in ``names.EXTENSIONS``; and edges of a
+                  split, a task
 home.py           the ``GraphAccess``: the own shard, and what a boundary brings along, which part.py reads; and what an
                   evaluation costs, measured by draws; nodes.py is its pass over the layers, of own nodes
-edges.py          edges of a split in shards, a task; links.py says which rank has which held ones
 remote_graph.py   the whole graph, whose rows are asked of their owners, and the source of its batches
 draws.py          how batches grow, hop by hop, by time too; owner.py says who is asked, draws from own rows and answers
 divide.py         ``save_shards``, of a graph that is there, or of a split

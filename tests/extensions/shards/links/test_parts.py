@@ -15,7 +15,7 @@ from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.links.link_sampler import FALSE_ENDS, FalseEnds
 from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_receivers
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard
-from lightning_gnn_dist.extensions.shards.links import held_of_shard
+from lightning_gnn_dist.extensions.shards.opening import held_of_shard
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedSource
 from tests.extensions.shards.graphs import CountingGraph, joined, opened
 from tests.extensions.shards.links.splits import (
