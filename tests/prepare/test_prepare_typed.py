@@ -116,7 +116,7 @@ BAD: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
     "a sender of another type": (
         text("edges/venue__by__paper.csv", "a,b\n3,0\n"),
         {},
-        r"by__paper.csv names the sender 3, but there are 3 nodes of its type",
+        r"by__paper.csv: column 'a' holds '3' in row 1, but there are 3 nodes of its type",
     ),
     "too few of what edges carry": (
         replaced(f"{CITES}/time.npy", [1.0]),
