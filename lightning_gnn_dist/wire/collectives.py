@@ -14,6 +14,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import attrgetter
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -173,8 +175,8 @@ def broadcast_(tensors: Iterable[Tensor], source: int = 0) -> None:
     place, groups = meeting_place(tensors), dict[torch.dtype, list[Tensor]]()
     for tensor in tensors:
         groups.setdefault(tensor.dtype, []).append(tensor)
-    for group in groups.values():
-        flat = torch.cat([tensor.detach().reshape(-1).to(place) for tensor in group])
+    for dtype, group in groups.items():
+        flat = torch.cat(_moved(group, dtype, place))
         with counted(flat.nbytes * (world_size() - 1) / world_size()):
             dist.broadcast(flat, source)
         scatter_back(flat, group)
@@ -296,7 +298,8 @@ def flatten(tensors: Iterable[Tensor], weight: float, device: torch.device) -> l
     flats = []
     for dtype, group in groups.items():
         if group:
-            pieces = [tensor.detach().reshape(-1).to(device, dtype) for tensor in group]
+            group.sort(key=attrgetter("device.type"))  # each device's together
+            pieces = _moved(group, dtype, device)
             weights = [pieces[0].new_ones(1)] if dtype.is_floating_point else []
             flat = torch.cat([*pieces, *weights])
             flats.append((flat.mul_(weight) if dtype.is_floating_point else flat, group))
@@ -319,8 +322,20 @@ def write_back(flats: Iterable[tuple[Tensor, list[Tensor]]]) -> None:
 
 def scatter_back(flat: Tensor, tensors: list[Tensor]) -> None:
     """Put the pieces of a vector in the place of tensors, one after the other."""
-    for tensor, piece in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
-        tensor.detach().copy_(piece.view_as(tensor))  # into the old storage: optimizers and compiled graphs hold it
+    runs = [list(run) for _, run in groupby(tensors, key=attrgetter("device"))]
+    for run, part in zip(runs, flat.split([sum(t.numel() for t in run) for run in runs]), strict=True):
+        pieces = part.to(run[0].device).split([t.numel() for t in run])  # one copy for all that are elsewhere
+        for tensor, piece in zip(run, pieces, strict=True):
+            tensor.detach().copy_(piece.view_as(tensor))  # into the old storage: optimizers and compiled graphs hold it
+
+
+def _moved(tensors: Iterable[Tensor], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Vectors of a type on a device that hold the tensors in their order; neighbours on another make one copy."""
+    vectors = []
+    for place, run in groupby(tensors, key=attrgetter("device")):
+        pieces = [tensor.detach().reshape(-1).to(dtype) for tensor in run]
+        vectors += pieces if place == device else [torch.cat(pieces).to(device)]
+    return vectors
 
 
 _WORDS_AT_ONCE = 1 << 22  # bounds what a checksum holds beside the tensors
