@@ -336,7 +336,7 @@ class CorrectionSteps(MeetingHook):
         for batch in self._data.correction_batches(self.fit.round.round_idx, start=first, stop=last):
             gradient, seeds = mean_gradient(self.fit, [batch])
             average_gradient_(self.fit, gradient, seeds)  # that of the whole batch, whatever the slices' sizes
-            self._optimizer.step(self.fit.trained_parameters(), gradient, self._clip)
+            self._step(gradient)
 
     def state(self) -> dict[str, Any]:
         return {"correction": self._optimizer.state()}
@@ -345,6 +345,9 @@ class CorrectionSteps(MeetingHook):
         self.begin_round()
         if "correction" in state:
             self._optimizer.restore(state["correction"], self.fit.trained_parameters())
+
+    def _step(self, gradient: list[Tensor]) -> None:
+        self._optimizer.step(self.fit.trained_parameters(), gradient, self._clip)
 
     def _clip(self, optimizer: Optimizer) -> None:
         """Clip as in local steps. With manual optimisation ``training_step`` does that, so nothing is clipped here."""
@@ -375,7 +378,7 @@ class StepsOnRank0(CorrectionSteps):
                 require_seeds(self.fit, seeds)
                 sparse = [each for each in gradient if each.is_sparse]
                 touched = [all_rows + own for all_rows, own in zip(touched, sparse, strict=True)]
-                self._optimizer.step(self.fit.trained_parameters(), gradient, self._clip)
+                self._step(gradient)
             self.fit.round.others_wait = False
         collectives.broadcast_([parameter.data for parameter in self.fit.dense_parameters()])
         if tables and collectives.world_size() > 1:
