@@ -69,19 +69,26 @@ def _preparation(options: argparse.Namespace, files: Mapping[str, Path], shard: 
 
 
 def _compile(options: argparse.Namespace) -> None:
-    """Compile now the loops that the first training would wait for, unless that was done before.
+    """Compile now what the first training would wait for, unless that was done before."""
+    if options.shard is None and not _is_of_torchrun() and not is_compiled():
+        with _step("compiling the loops that make batches, once for this version on this machine"):
+            compile_for(options.out)
 
-    Another process makes a batch: it takes memory that is promised not to be taken. The graph is there if this fails.
+
+def is_compiled() -> bool:
+    """Return whether a first batch would find its loops."""
+    return is_kept_of("lightning_gnn_dist.engine.kernels", "sample")
+
+
+def compile_for(path: Path) -> None:
+    """Let another process make a batch of a saved graph, as it takes memory that is promised not to be taken.
+
+    The graph is there, also if this fails.
     """
-    is_part = options.shard is not None or _is_of_torchrun()
-    if is_part or is_kept_of("lightning_gnn_dist.engine.kernels", "sample"):
-        return
-    with _step("compiling the loops that make batches, once for this version on this machine"):
-        command = [sys.executable, "-m", __name__, str(options.out)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
-        if ran.returncode:
-            why = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
-            print(f"The first training will compile the loops that make batches: {why}")
+    ran = subprocess.run([sys.executable, "-m", __name__, str(path)], capture_output=True, text=True, check=False)
+    if ran.returncode:
+        why = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
+        print(f"The first training will compile the loops that make batches: {why}")
 
 
 def make_batch(path: Path) -> None:

@@ -11,7 +11,7 @@ from torch_geometric.data import Data
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.checks import in_bytes
-from lightning_gnn_dist.cli import first_batch, prepare
+from lightning_gnn_dist.cli import prepare
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.engine import compiling, kernels
 from lightning_gnn_dist.homes.parts import PartReader
@@ -196,15 +196,15 @@ def test_prepare_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("graph", [lgd.communities(50, 3), lgd.citations(300, 3)], ids=["plain", "typed"])
 def test_a_batch_is_made_of_any_saved_graph(graph: object, tmp_path: Path) -> None:
     graph.save(tmp_path / "graph")  # type: ignore[attr-defined]
-    first_batch.make_batch(tmp_path / "graph")
-    assert first_batch.is_compiled() == compiling.is_kept(kernels.sample) is True
+    prepare.make_batch(tmp_path / "graph")
+    assert prepare.is_compiled() == compiling.is_kept(kernels.sample) is True
 
 
 @pytest.mark.slow  # a process of its own, which imports torch
 def test_a_graph_that_gives_no_batch_is_prepared_all_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first_batch.compile_for(tmp_path / "nowhere")
+    prepare.compile_for(tmp_path / "nowhere")
     said = capsys.readouterr().out
     assert said.startswith("The first training will compile the loops that make batches: ")
     assert f"{tmp_path / 'nowhere'} is not a saved graph" in said
