@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.collectives import flatten, write_back
 from tests.ranks import RankError, join, run_ranks
 
 
@@ -85,6 +86,25 @@ class DeviceThere(TorchDispatchMode):
         if name.endswith("_") and not name.startswith("aten::_"):
             return args[0]
         return tree_map(lambda each: There(each) if is_there and isinstance(each, Tensor) else each, found)
+
+
+def test_tensors_of_two_devices_meet_on_the_one_that_trains() -> None:
+    """Adam keeps its `step` in RAM, and its moments where the parameters are."""
+    values = [torch.tensor(float(i)) if i % 2 else torch.arange(4.0) + i for i in range(8)]
+    with DeviceThere() as device:
+        tensors = [value.clone() if i % 2 else There(value.clone()) for i, value in enumerate(values)]
+        given = [*tensors, torch.tensor([7])]
+        flats = flatten(given, 2.0, collectives.meeting_place(given))
+        assert [flat.device.type for flat, _ in flats] == ["meta", "meta"]
+        assert len(flats[0][0]) == 4 * 4 + 4 + 1
+        flats[0][0].mul_(3.0)  # as if two other ranks held the same
+        write_back(flats)
+        assert device.copies == 4  # of all steps together and of the integer, there and back
+        in_ram = flatten(tensors, 1.0, torch.device("cpu"))
+        assert [flat.device.type for flat, _ in in_ram] == ["cpu"]
+    assert [(each.held if isinstance(each, There) else each).tolist() for each in tensors] == [
+        value.tolist() for value in values
+    ]
 
 
 def no_weight(rank: int) -> None:
