@@ -404,4 +404,4 @@ def boundary_of(given: Boundary | str, otherwise: Boundary) -> Boundary:
     """Return the boundary that a data module is given, or what ``"auto"``, the default of all of them, is for it."""
     if isinstance(given, str) and given != "auto":
         raise ValueError(f'boundary must be "auto", or an object such as Isolated() or Halo(), got {shown(given)}.')
-    return otherwise if isinstance(given, str) or given == _PLAIN else given
+    return otherwise if isinstance(given, str) or (isinstance(given, Auto) and given == _PLAIN) else given

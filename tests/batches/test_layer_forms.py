@@ -206,7 +206,7 @@ def test_a_stream_goes_on_after_a_move_to_its_next_part() -> None:
     found = ids(islice(stream, EVERY * BATCHES))
     before = weakref.ref(source.current())
     ours.move_to(EVERY * BATCHES)
-    assert source.switches == 1 and torch.equal(source.current().indices, parts().at(1).indices)
+    assert source.figures["data/switches"] == 1 and torch.equal(source.current().indices, parts().at(1).indices)
     gc.collect()
     assert before() is None  # the stream does not hold it
     assert found + ids(islice(stream, 2 * EVERY * BATCHES)) == expected
@@ -239,9 +239,9 @@ def test_the_next_part_is_read_in_the_background() -> None:
     source._next[1].result()
     readers: list[str] = []
     object.__setattr__(source._reader, "read", lambda *_: readers.append(threading.current_thread().name))
-    waited = source.waited_seconds
+    waited = source.figures["data/switch_waited_seconds"]
     source.at(1)  # is there
-    assert source.waited_seconds > waited and source.switches == 1
+    assert source.figures["data/switch_waited_seconds"] > waited and source.figures["data/switches"] == 1
     source._next[1].result()
     assert len(readers) == 1 and readers[0].startswith(THREAD_NAME)  # of the one after it
     source.close()
@@ -260,7 +260,7 @@ def test_a_failure_in_the_background_reaches_training() -> None:
     source.at(0)
     assert source._next is not None
     source._next[1].result()
-    object.__setattr__(source._reader, "partition", None)
+    object.__setattr__(source._reader, "plan", None)
     source.at(1)  # is there; the one after it cannot be read
     with pytest.raises(AttributeError):
         source.at(2)

@@ -406,8 +406,8 @@ def test_a_configuration_must_be_a_file(path: str) -> None:
 @pytest.mark.parametrize("number", ["inf", "nan", "-1", "0", "1e300", "x"])
 def test_an_amount_of_memory_is_a_number(number: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["prepare", "source", "out", f"--out-of-core={number}"])
-    assert "argument --memory/--out-of-core: " in capsys.readouterr().err.splitlines()[0]
+        main(["prepare", "source", "out", f"--memory={number}"])
+    assert "argument --memory: " in capsys.readouterr().err.splitlines()[0]
 
 
 def test_a_demo_of_too_few_nodes_is_refused_in_one_line() -> None:

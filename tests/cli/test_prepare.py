@@ -70,9 +70,8 @@ def test_a_target_of_regression_is_accepted_by_name(tmp_path: Path) -> None:
     assert lgd.Graph.open(out).node_arrays["y"].is_floating_point()
 
 
-@pytest.mark.parametrize("option", ["--memory", "--out-of-core"])
-def test_less_memory_gives_the_same(option: str, edges: Path, tmp_path: Path) -> None:
-    for name, more in (("expected", []), ("graph", [option, "0.001"])):
+def test_less_memory_gives_the_same(edges: Path, tmp_path: Path) -> None:
+    for name, more in (("expected", []), ("graph", ["--memory", "0.001"])):
         main(["prepare", str(edges), str(tmp_path / name), "--undirected", "--split", "0.6", "0.2", "0.2", *more])
     assert lgd.Graph.open(tmp_path / "graph").fingerprint == lgd.Graph.open(tmp_path / "expected").fingerprint
     assert "nowhere does not exist" in refused("nowhere", str(tmp_path / "other"))
@@ -84,7 +83,7 @@ def test_memory_that_cannot_work_is_refused_with_the_least(
     for given in ("0.000001", "0.0009"):
         with pytest.raises(SystemExit):
             main(["prepare", str(edges), str(tmp_path / "graph"), "--memory", given])
-        assert f"--out-of-core: must be at least 0.001 (1.0 MB), got {given}" in capsys.readouterr().err
+        assert f"--memory: must be at least 0.001 (1.0 MB), got {given}" in capsys.readouterr().err
     assert not (tmp_path / "graph").exists()
 
 

@@ -241,7 +241,8 @@ class ShardHome(GraphAccess):
     def _own_seeds(self, part: Graph) -> Tensor:
         """Return this rank's share of the training nodes, by their ids in a part."""
         seeds = self.marked()[self.of_copy()]
-        if have_names(part.types) and not self.boundary.sees_whole_graph:  # nodes of others stand between the own ones
+        rows = self.graph().shard.rows
+        if part is not rows and have_names(part.types):  # nodes of others stand between the own ones
             seeds, _ = Lookup(part.node_arrays["n_id"])(self.graph().ids_of_own(seeds))
         return seeds
 
