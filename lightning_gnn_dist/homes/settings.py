@@ -38,9 +38,9 @@ class Loading:
         sample_on: Where batches are sampled and gathered: ``"cpu"``, or ``"device"``, on the device that trains, which
             then holds a copy of the part, and of the whole graph for evaluation and corrections. ``"auto"``: if it is a
             GPU, it holds as much of these as ``device_bytes`` allow, the part's before the whole graph's: edges, from
-            which a ``NeighborSampler``, ``LadiesSampler`` or ``FastGCNSampler`` draws there, then the rows of features
-            that training batches read most. Others are gathered in RAM. Of graphs with types, rows alone. False
-            receivers of links are drawn in RAM. Of shards: ``"cpu"``.
+            which a ``NeighborSampler`` without ``weight``, a ``LadiesSampler`` or a ``FastGCNSampler`` draws there,
+            then the rows of features that training batches read most. Others are gathered in RAM. Of graphs with types,
+            rows alone. False receivers of links are drawn in RAM. Of shards: ``"cpu"``.
         device_bytes: Memory of a GPU that all of it may take with ``sample_on="auto"``; with 0 batches come from RAM.
             Default: half of the memory that is free without it.
         all_labels: Batches hold in ``y`` the labels of all their nodes, as label propagation needs them. False: those
