@@ -40,14 +40,16 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
 
 def extension(name: str) -> Any:
     """Import what an extension has under a name of :data:`EXTENSIONS`; refuse one whose folder was taken out."""
-    module, _, attribute = EXTENSIONS.get(name, f"what has the {name}:").partition(":")
+    lacks = f"This needs {name!r}, which this copy of lightning_gnn_dist lacks: install the whole package."
+    if name not in EXTENSIONS:
+        raise ImportError(lacks)
+    module, _, attribute = EXTENSIONS[name].partition(":")
     try:
         return getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         if error.name is None or not module.startswith(error.name):
             raise
-        told = f"This needs {module}, whose folder this copy of lightning_gnn_dist lacks: install the whole package."
-        raise ImportError(told) from error
+        raise ImportError(lacks) from error
 
 
 def offered(name: str) -> Any:
