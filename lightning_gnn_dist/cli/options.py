@@ -30,7 +30,7 @@ OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
     "predict": "write what a model says of every node",
     SERVE: "answer requests by HTTP with what a model says of nodes, also of new ones",
 }
-OF_EXTENSIONS = (  # each has add_to(commands) and run(options)
+OF_EXTENSIONS = (  # each has add_to(commands)
     "lightning_gnn_dist.extensions.databases.command",
     "lightning_gnn_dist.extensions.elastic.command",
 )

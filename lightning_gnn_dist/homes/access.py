@@ -166,6 +166,10 @@ class GraphAccess(ForgetsRun, ABC):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"running": self.running.at_rest()}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.enter(self.running)
+
     def abort(self) -> None:  # optional
         """End connections at once, so that no thread waits for a rank that will never answer."""
 

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch_geometric.data import Data
 
@@ -197,6 +199,11 @@ def test_weights_that_weigh_nothing_are_refused(coverage: Any, message: str) -> 
         lgd.coverage_mean(torch.ones(3), batch)
 
 
+def test_a_rank_without_nodes_of_its_own_has_weights_all_the_same() -> None:
+    graph = lgd.communities(300, 3, num_features=4, seed=1)
+    assert lgd.Coverage().weights(graph.induced(torch.arange(9)), graph.degrees()[:9], slice(0)).isfinite().all()
+
+
 # A data module may be pickled and copied, before and after a fit: the copy is one at rest, with the same batches.
 
 
@@ -229,6 +236,27 @@ def check_copies(data: Any) -> None:
 def test_copies_have_the_same_batches(tmp_path: Path) -> None:
     for data in modules(tmp_path):
         check_copies(data)
+
+
+@pytest.mark.parametrize("boundary", [lgd.Isolated(), lgd.Halo(1)])
+def test_a_copy_in_a_run_of_two_ranks_is_one_of_the_whole_graph(boundary: Any) -> None:
+    data = lgd.PartitionedDataModule(
+        small_graph(), batch_size=30, partitioner=lgd.RandomPartitioner(), boundary=boundary
+    )
+    alone = of_a_run(pickled(data))
+    run: Any = SimpleNamespace(
+        global_rank=1,
+        world_size=2,
+        state=SimpleNamespace(fn=TrainerFn.FITTING),
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        precision="32-true",
+        max_epochs=2,
+        lightning_module=None,
+        overfit_batches=0,
+    )
+    data.trainer = run
+    for copied in (copy.deepcopy(data), pickled(data)):
+        assert of_a_run(copied) == alone
 
 
 PAPERS = typed_graph_of_papers(200)

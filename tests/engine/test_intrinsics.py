@@ -317,3 +317,19 @@ def test_a_first_batch_compiles_what_its_graph_has_once_on_a_machine(tmp_path: P
         names.append({*re.findall("compiled:(.*)", ran.stdout)[0].split()})
     assert {"sample", "expand"} <= names[0] and not {"draw_by_weight", "aside_for", "end_of_piece"} & names[0]
     assert not names[1]
+
+
+def test_a_folder_that_is_removed_while_a_kernel_is_compiled_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernel = installed(tmp_path / "one", 1, monkeypatch)
+
+    def gone(locator: Any) -> None:
+        raise FileNotFoundError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("numba.core.caching._CacheLocator.ensure_cache_path", gone)
+        assert compiled_anew(kernel, 2)
+    assert not compiling.is_kept(kernel)
+    assert compiled_anew(installed(tmp_path / "other", 1, monkeypatch), 2) and compiling.is_kept(kernel)

@@ -1,6 +1,7 @@
 """Values that would poison a training are told of at its start, by the node's own number."""
 
 import gc
+import os
 import resource
 import threading
 import time
@@ -23,7 +24,7 @@ from lightning_gnn_dist import (
     communities,
 )
 from lightning_gnn_dist.graph.graph import sampled_digest
-from lightning_gnn_dist.graph.memo import of_all_graphs, remembered
+from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs, remembered
 from lightning_gnn_dist.graph.value_check import ValueCheck
 from tests.placing import batches_of
 
@@ -187,3 +188,31 @@ def test_what_is_remembered_goes_with_the_graph():
     gc.collect()
     assert held() is None
     assert of_all_graphs("tensor") == []
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
+def test_a_forked_process_does_not_wait_for_a_thread_that_it_does_not_have():
+    graph, holds, done = chain(), threading.Event(), threading.Event()
+
+    def hold():
+        with memory_of(graph):
+            holds.set()
+            done.wait(120)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    holds.wait(30)
+    if (child := os.fork()) == 0:
+        os._exit(remembered(graph, "a", lambda: 7))
+    deadline, code = time.monotonic() + 60, 0
+    while time.monotonic() < deadline and not (status := os.waitpid(child, os.WNOHANG))[0]:
+        time.sleep(0.01)
+    if status[0]:
+        code = os.waitstatus_to_exitcode(status[1])
+    else:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+    done.set()
+    thread.join()
+    assert code == 7

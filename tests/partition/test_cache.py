@@ -2,8 +2,10 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import shutil
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 import numpy as np
@@ -247,3 +249,27 @@ def test_a_damaged_entry_is_told_in_whole_sentences(tmp_path: Path, logged: list
     meta.write_text("[]")
     cached_partition(GRAPH, RandomPartitioner(), 2, 0, tmp_path)
     assert "(it holds a list, not an object)): it is computed again" in "".join(logged)
+
+
+def ask(barrier: Barrier, counting: Counting, directory: Path, answers: Path) -> None:
+    barrier.wait(timeout=240)
+    partition = cached_partition(path_graph(200_000), counting, 4, 0, directory)
+    np.save(answers / f"{os.getpid()}.npy", partition.assignment.numpy())
+
+
+@pytest.mark.slow
+def test_processes_that_ask_at_once_get_the_same_parts(counting: Counting, tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(2)
+    (tmp_path / "answers").mkdir()
+    arguments = (barrier, counting, tmp_path / "cache", tmp_path / "answers")
+    processes = [context.Process(target=ask, args=arguments) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(timeout=240)
+        assert process.exitcode == 0
+    first, second = (np.load(file) for file in entries(tmp_path / "answers"))
+    assert np.array_equal(first, second)
+    assert counting.calls in (1, 2)
+    assert len(entries(tmp_path / "cache")) == 1

@@ -429,3 +429,9 @@ def test_where_nobody_writes_the_mark_is_in_the_users_cache(
 def test_files_are_read_only(saved_whole: Path) -> None:
     files = list((saved_whole / "mine").rglob("*.npy"))
     assert files and not any(file.stat().st_mode & 0o222 for file in files)
+
+
+def test_a_conjugate_is_saved_as_what_it_means(tmp_path: Path) -> None:
+    z = torch.tensor([1 + 2j, 3j])
+    lgd.Graph(torch.tensor([0, 1, 1]), torch.tensor([1]), {"z": z.conj()}).save(tmp_path / "graph")
+    assert lgd.Graph.open(tmp_path / "graph").node_arrays["z"].tolist() == [1 - 2j, -3j]
