@@ -9,9 +9,6 @@ from importlib import import_module
 
 from lightning_gnn_dist.cli.options import OF_LIGHTNING, PROGRAM, parser, refuse_gone
 
-REFUSALS = ValueError, OSError  # what is told in a line; of others the traceback says more
-MORE_REFUSALS = {"prepare": (TypeError, NotImplementedError, MemoryError, ModuleNotFoundError)}  # for what files hold
-
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the console script."""
@@ -30,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     _keep_imports(arguments)
     try:
         run(options)
-    except (*REFUSALS, *MORE_REFUSALS.get(command[0], ())) as error:
+    except options.refusals as error:  # of others the traceback says more
         raise SystemExit(f"{PROGRAM} {command[0]}: {error}") from error
 
 

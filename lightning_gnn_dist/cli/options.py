@@ -21,6 +21,7 @@ LEAST_MEMORY = 1_000_000  # with less, files are read a few thousand edges at a 
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 _HERE = __name__.rpartition(".")[0]
 PROGRAM = "lightning-gnn-dist"
+REFUSALS = ValueError, OSError
 PURPOSE = "Train graph neural networks on partitioned graphs."
 SERVE = "serve"
 OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
@@ -58,9 +59,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """The parser of a whole command line; what it returns has the function that ``does`` the work, ``module:name``."""
+    """The parser of a whole command line.
+
+    What it returns has the function that ``does`` the work, ``module:name``, and its ``refusals``, told in one line.
+    """
     version = import_module(__name__.partition(".")[0]).__version__
     whole: argparse.ArgumentParser = Parser(prog=PROGRAM, description=PURPOSE)
+    whole.set_defaults(refusals=REFUSALS)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
     commands = whole.add_subparsers(required=True, metavar="command")
     for add in (_add_demo, _add_prepare, _add_inspect, _add_divide, _add_reorder):
@@ -137,7 +142,8 @@ def _add_prepare(commands: Commands) -> None:
         "node type, paper.npy, ...",
     )
     prepare.add_argument("--overwrite", action="store_true", help="replace a saved graph")
-    prepare.set_defaults(does=f"{_HERE}.prepare:run")
+    of_files = TypeError, NotImplementedError, MemoryError, ModuleNotFoundError  # of what they hold, and take
+    prepare.set_defaults(does=f"{_HERE}.prepare:run", refusals=(*REFUSALS, *of_files))
 
 
 def _add_inspect(commands: Commands) -> None:
