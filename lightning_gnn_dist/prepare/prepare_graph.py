@@ -84,6 +84,10 @@ class Choice:
     drop: tuple[str, ...] = ()
     kinds: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        check_instance("kinds", self.kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
+        check_words("kinds", [*self.kinds, *self.kinds.values()], '{"zip": "category"}')
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -271,8 +275,6 @@ class Preparation:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        check_instance("kinds", self.choice.kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
-        check_words("kinds", [*self.choice.kinds, *self.choice.kinds.values()], '{"zip": "category"}')
         check_split(self.split)
         self._check_layout()
         self.portion.check_plan(self.plan)

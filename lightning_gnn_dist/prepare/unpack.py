@@ -141,11 +141,7 @@ def with_keys(work: Work, name: str, table: Table, keys: Sequence[str], time: st
     """
     columns = dict.fromkeys([*keys, *([time] if time else [])])
     num_rows, looks = work.stage(f"look at {name}", lambda: _looked_at(work, table, columns))
-    found, bad, casts = (
-        {column: SimpleNamespace(**each) for column, each in looks.items()},
-        list[Bad](),
-        dict[str, str](),
-    )
+    found, bad, casts = {name: SimpleNamespace(**each) for name, each in looks.items()}, list[Bad](), dict[str, str]()
     if not num_rows:
         work.problems.append(NO_ROWS.format(table.source))
     for column in keys:

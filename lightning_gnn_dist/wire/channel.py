@@ -122,7 +122,7 @@ class Channel:
         return came
 
     def exchange_equal(self, pieces: Tensor) -> Tensor:
-        """Send ``pieces[i]`` to rank ``i``; return what each rank sent here, all of the same shape."""
+        """Send row ``i`` of ``pieces`` to rank ``i``; return the rows that come here: shape ``(ranks, numbers)``."""
         return torch.stack(self.exchange([*pieces], [pieces.shape[1]] * self.size))
 
     def average_(self, tensors: Sequence[Tensor], weight: float) -> None:
