@@ -180,9 +180,9 @@ def run(split: LinkSplit, method: str, options: argparse.Namespace, seed: int) -
     )
     ranks = 1 if partitioner is None else options.parts
     meets = partitioner is not None and not method.startswith("grappa")
-    data._enter(replace(data._running, num_ranks=ranks))  # as if they had started
+    data._enter(replace(data._home.running, num_ranks=ranks))  # as if they had started
     per_epoch = options.steps if meets else -(-data._task.most() // options.batch_size)
-    data._enter(replace(data._running, num_ranks=1))
+    data._enter(replace(data._home.running, num_ranks=1))
     epochs = -(-options.rounds * options.steps // per_epoch)
     every = max(1, round(options.every * options.steps / per_epoch))
     pl.seed_everything(seed, verbose=False)

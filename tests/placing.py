@@ -10,7 +10,7 @@ from tests.loaders import batches_of_part
 
 def placed(data: Any, rank: int, num_ranks: int) -> Any:
     """The data module, which thinks from now on that it is this rank's."""
-    data._enter(replace(data._running, rank=rank, num_ranks=num_ranks))
+    data._enter(replace(data._home.running, rank=rank, num_ranks=num_ranks))
     return data
 
 
@@ -24,7 +24,7 @@ def batches_of(data: Any, part: Any, num_batches: int, seed: int, rank: int, num
     """The loader of a rank's training batches of a part."""
     with placing(data, rank, num_ranks):
         learning = data._learning_of(part, num_batches, (rank, num_ranks), seed)
-        return batches_of_part(learning, **data._running.options_of_batches)
+        return batches_of_part(learning, **data._home.running.options_of_batches)
 
 
 def most_seeds(data: Any, num_ranks: int) -> int:

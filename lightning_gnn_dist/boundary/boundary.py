@@ -397,11 +397,8 @@ def kept(name: str, num_hops: int) -> tuple[Boundary, str]:
     return known[name], f'boundary="auto" is {name}, as in the fit of the checkpoint.'
 
 
-_PLAIN = Auto()
-
-
 def boundary_of(given: Boundary | str, otherwise: Boundary) -> Boundary:
     """Return the boundary that a data module is given, or what ``"auto"``, the default of all of them, is for it."""
     if isinstance(given, str) and given != "auto":
         raise ValueError(f'boundary must be "auto", or an object such as Isolated() or Halo(), got {shown(given)}.')
-    return otherwise if isinstance(given, str) or (isinstance(given, Auto) and given == _PLAIN) else given
+    return otherwise if isinstance(given, str) or (isinstance(given, Auto) and given == Auto()) else given

@@ -83,10 +83,6 @@ class GraphDataModule(LightningDataModule):
     # What it was made of.
 
     @property
-    def _running(self) -> RunContext:
-        return self._home.running
-
-    @property
     def trainer(self) -> Trainer | None:
         """The trainer of the run, which Lightning sets."""
         return self._home.running.trainer
@@ -103,7 +99,7 @@ class GraphDataModule(LightningDataModule):
     @property
     def seed(self) -> int:
         """The seed of batches: as given; else the checkpoint's, or that of ``seed_everything`` as the fit began."""
-        return self._running.seed
+        return self._home.running.seed
 
     @property
     def boundary(self) -> Boundary:
@@ -118,7 +114,7 @@ class GraphDataModule(LightningDataModule):
     @cached_property
     def exactness(self) -> Exactness:
         """Says whether figures of evaluations are those of the whole graph."""
-        settings = self._running.settings
+        settings = self._home.running.settings
         probes = self._judging.probes and settings.evaluation.probe and settings.evaluates_whole_rows
         return Exactness(settings.training_sampler, settings.evaluation.sampler, probes=probes)
 
@@ -184,7 +180,7 @@ class GraphDataModule(LightningDataModule):
     @property
     def num_parts(self) -> int:
         """How many parts there are in this run: one for each rank."""
-        return self._running.num_ranks
+        return self._home.running.num_ranks
 
     def part(self, rank: int, num_parts: int, super_epoch: int = 0) -> Graph:
         """Return what rank ``rank`` trains on: the nodes of its part and the edges among them, in RAM."""
@@ -289,8 +285,8 @@ class GraphDataModule(LightningDataModule):
         return {"seed": self.seed} | self._home.state()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if (kept := state_dict.get("seed")) is not None and self._running.stage in (None, TrainerFn.FITTING):
-            self._enter(self._running.with_seed(kept))
+        if (kept := state_dict.get("seed")) is not None and self._home.running.stage in (None, TrainerFn.FITTING):
+            self._enter(self._home.running.with_seed(kept))
         self._home.restore(state_dict)
 
     def teardown(self, stage: str) -> None:
@@ -393,10 +389,10 @@ class GraphDataModule(LightningDataModule):
 
     def _global_batches(self) -> GlobalBatches:
         if self._global is None:
-            size = self.global_batching.batch_size or self.batch_size * self._running.num_ranks
-            source = self._home.whole_source(self._task.across(self._running.settings.correction_sampler))
+            size = self.global_batching.batch_size or self.batch_size * self._home.running.num_ranks
+            source = self._home.whole_source(self._task.across(self._home.running.settings.correction_sampler))
             bulk_size = self.loading.bulk_size if source.is_remote else 1  # one question for many batches
-            more = self._running.dtype, self._task.has_inputs, self.loading.num_threads > 0
+            more = self._home.running.dtype, self._task.has_inputs, self.loading.num_threads > 0
             self._global = GlobalBatches(source, self._task.of_corrections(), size, self.seed, bulk_size, *more)
         return self._global
 

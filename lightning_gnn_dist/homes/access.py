@@ -88,16 +88,12 @@ class GraphAccess(ForgetsRun, ABC):
         folder: The folder where this host has some of the graph; None where it has all.
         types: The types of nodes and edges; a graph without types has one of each, without a name.
         asked: The boundary that the user gave; ``boundary`` is what it is in this run.
-        is_cut: Whether this rank trains on less than the whole graph.
-        exchanges: Whether ranks exchange rows in every step.
     """
 
     whole: Graph | None = None
     rows: Graph | None = None
     folder: Path | None = None
     types: TypeRanges
-    is_cut: bool
-    exchanges: bool
 
     def __init__(self, running: RunContext, boundary: Boundary, coverage: Coverage | None) -> None:
         self.asked, self._weighs = boundary, coverage
@@ -138,8 +134,16 @@ class GraphAccess(ForgetsRun, ABC):
         if boundary is not None:
             self.boundary = boundary
             self.coverage = None if boundary.exchanges or boundary.keeps_rows else self._weighs
-        self.is_cut = run.num_ranks > 1 and not self.boundary.sees_whole_graph
-        self.exchanges = self.is_cut and self.boundary.exchanges
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether this rank trains on less than the whole graph."""
+        return self.running.num_ranks > 1 and not self.boundary.sees_whole_graph
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether ranks exchange rows in every step."""
+        return self.is_cut and self.boundary.exchanges
 
     def prepare(self) -> None:  # optional
         """Do what one process of each host does for all."""
@@ -165,10 +169,6 @@ class GraphAccess(ForgetsRun, ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"running": self.running.at_rest()}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self.enter(self.running)
 
     def abort(self) -> None:  # optional
         """End connections at once, so that no thread waits for a rank that will never answer."""

@@ -59,7 +59,6 @@ class LocalGraph(GraphAccess):
 
     Attributes:
         graph: The graph, as batches show it.
-        plan: How it is cut in this run.
     """
 
     whole: Graph
@@ -128,10 +127,14 @@ class LocalGraph(GraphAccess):
 
     # The run.
 
-    def enter(self, run: RunContext, boundary: Boundary | None = None) -> None:
-        super().enter(run, boundary)
-        self.plan = self.plan_for(run.num_ranks)
-        self.is_cut |= self.plan.turns > 1
+    @property
+    def plan(self) -> Plan:
+        """How the graph is cut in this run."""
+        return self.plan_for(self.running.num_ranks)
+
+    @property
+    def is_cut(self) -> bool:
+        return super().is_cut or self.plan.turns > 1
 
     def plan_for(self, num_parts: int) -> Plan:
         """Return how the graph is cut for a number of ranks, or hosts."""

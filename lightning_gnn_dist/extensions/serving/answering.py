@@ -73,12 +73,12 @@ class Answerer:
             raise shards_are_not_served(graph)
         self._graph = graph
         more_hops = int(needs_whole_graph(layers_in(model) if has_layers(model) else []))
-        self._sampler = limited(data._running.sampler_of_evaluation(more_hops, model), neighbors)
+        self._sampler = limited(data._home.running.sampler_of_evaluation(more_hops, model), neighbors)
         check_ids_of_new(self._graph, limits.new_nodes)
         self._most_new, types = limits.new_nodes, self._graph.types
         edges_of_node = int(self._sampler.of_types(types).astype(object).sum(1).prod())
         self.nodes_at_once = max(1, min(NODES_AT_ONCE, EDGES_AT_ONCE // max(1, edges_of_node)))
-        self._widen = data._running.within(trainer).widen
+        self._widen = data._home.running.within(trainer).widen
         self.form = Form(self._graph, types.seed_type(), limits, ids_of)
 
     @property

@@ -187,7 +187,7 @@ def batches(share: float, bulks: int = 2 * 4) -> float:
 
 
 def needs(data: PartitionedDataModule, ranks: int, *, is_cut: bool = True) -> Needs:
-    return Needs.of_plan(data._home.plan_for(ranks), data._running.settings, is_cut=is_cut)  # type: ignore[attr-defined]
+    return Needs.of_plan(data._home.plan_for(ranks), data._home.running.settings, is_cut=is_cut)  # type: ignore[attr-defined]
 
 
 def test_what_parts_and_chunks_take(path: Path) -> None:
@@ -247,7 +247,7 @@ def test_rows_of_all_types_may_be_read_from_files(tmp_path: Path, logged: list[s
         PartitionedDataModule(tmp_path / "typed", sampler=NeighborSampler([2, 2]), loading=loading)
         for loading in (Loading(), Loading(cache_bytes=1000))
     )
-    whole, some, run = needs(plain, 1, is_cut=False), needs(cached, 1, is_cut=False), plain._running
+    whole, some, run = needs(plain, 1, is_cut=False), needs(cached, 1, is_cut=False), plain._home.running
     run = replace(run, hosts=(run_module.Host(whole.of_host(1) - 1, 1),))
     assert (some.held, some.mapped) == (1000, whole.mapped - rows)
     Needs.check(plain._home.plan_for(1), run, is_cut=False, sweeps=True)  # type: ignore[attr-defined]
@@ -258,7 +258,7 @@ def test_rows_of_all_types_may_be_read_from_files(tmp_path: Path, logged: list[s
 
 def test_the_host_that_has_least_counts(path: Path, logged: list[str]) -> None:
     data = data_of(path)
-    run, home = data._running, data._home
+    run, home = data._home.running, data._home
     whole = needs(data, 1, is_cut=False)
     hosts = run_module.Host(whole.of_host(1), 1), run_module.Host(whole.of_host(2) - 1, 2), run_module.Host(1 << 40, 9)
     run = replace(run, hosts=hosts)

@@ -40,7 +40,9 @@ def test_a_rank_takes_no_more_than_is_predicted(tmp_path: Path) -> None:
     graph = lgd.Graph.open(tmp_path / "graph")
     report = lgd.RandomPartitioner()(graph, 2, 0).report(graph)
     of_part = bytes_of_part(graph, report.nodes, report.inside_edges)
-    settings = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([10, 5]), batch_size=512)._running.settings
+    settings = lgd.PartitionedDataModule(
+        graph, sampler=lgd.NeighborSampler([10, 5]), batch_size=512
+    )._home.running.settings
     least, most = int(of_part.min()), Needs.of_part(graph, int(of_part.max()), settings).of_rank
     for peak in run_ranks(measure_peak, 2, str(tmp_path / "graph"), timeout=600):
         assert least < peak < most

@@ -290,7 +290,7 @@ def own_corrections(data: LinkDataModule, rank: int, num_ranks: int) -> Any:
     settings = OWN.batch_size, data.seed, 1
     dealt = OwnSeeds(own, seeds.numel())
     return lambda round_idx: GlobalBatches(
-        data._home.whole_source(data._task.across(data._running.settings.correction_sampler)), dealt, *settings
+        data._home.whole_source(data._task.across(data._home.running.settings.correction_sampler)), dealt, *settings
     ).of_round(round_idx, rank, num_ranks, stop=3)
 
 
