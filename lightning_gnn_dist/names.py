@@ -7,10 +7,8 @@ from typing import Any
 
 EXTENSIONS = {  # what a user asks for by something else than its class, such as a layer of torch
     "by time": "lightning_gnn_dist.extensions.temporal.temporal_sampler:TemporalSampler",
-    "best links": "lightning_gnn_dist.extensions.links.best_links:best_links",
     "layers of PyG": "lightning_gnn_dist.extensions.ready_made.found:FoundLayers",
     "layers beyond memory": "lightning_gnn_dist.extensions.passes.layer_pass:beyond_memory",
-    "rows of all nodes": "lightning_gnn_dist.extensions.passes.prediction:predict_by_layer",
     "task of a database": "lightning_gnn_dist.extensions.databases.tasks:sampler_of_task",
     "explained errors": "lightning_gnn_dist.extensions.explaining.models:explain",
     "another graph": "lightning_gnn_dist.extensions.inductive.elsewhere:AnotherGraph",

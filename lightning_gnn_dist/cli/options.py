@@ -32,8 +32,14 @@ OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
     SERVE: "answer requests by HTTP with what a model says of nodes, also of new ones",
 }
 OF_EXTENSIONS = (  # each has add_to(commands)
+    "lightning_gnn_dist.extensions.shards.command",
+    "lightning_gnn_dist.extensions.larger_than_memory.command",
     "lightning_gnn_dist.extensions.databases.command",
     "lightning_gnn_dist.extensions.elastic.command",
+)
+OF_PREDICT = (  # each has add_options(parser) and predict(trainer, options, model, datamodule), True if it does so
+    "lightning_gnn_dist.extensions.links.command",
+    "lightning_gnn_dist.extensions.passes.command",
 )
 HOW = "how (default: auto, metis or, for graphs too large for it, or without it, kaminpar, or streaming)"
 OF_CLUSTERS = ("supernodes", "kaminpar-supernodes", "streaming-supernodes")
@@ -68,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     whole.set_defaults(refusals=REFUSALS)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
     commands = whole.add_subparsers(required=True, metavar="command")
-    for add in (_add_demo, _add_prepare, _add_inspect, _add_divide, _add_reorder):
+    for add in (_add_demo, _add_prepare, _add_inspect):
         add(commands)
     for module in OF_EXTENSIONS:
         import_module(module).add_to(commands)
@@ -158,30 +164,10 @@ def _add_inspect(commands: Commands) -> None:
     inspect.set_defaults(does=f"{_HERE}.inspect:run")
 
 
-def _add_divide(commands: Commands) -> None:
-    divide = commands.add_parser("divide", help="divide a saved graph or split of edges into shards, one for each rank")
-    divide.add_argument("graph", type=Path, help="the directory of the graph, or of a split of its edges")
-    divide.add_argument("output", type=Path, help="the directory of the shards, which must not exist")
-    divide.add_argument("--parts", type=positive, metavar="P", required=True, help="how many shards")
-    divide.add_argument("--partitioner", choices=PARTITIONERS, help=HOW)
-    _add_partitioner_settings(divide)
-    divide.set_defaults(does=f"{_HERE}.cutting:divide")
-
-
-def _add_reorder(commands: Commands) -> None:
-    reorder = commands.add_parser(
-        "reorder", help="write a saved graph chunk by chunk, to train on some chunks of it at a time"
-    )
-    reorder.add_argument("graph", type=Path, help="the directory of the graph")
-    reorder.add_argument("output", type=Path, help="the directory to write")
-    reorder.add_argument("--chunks", type=positive, default=512, metavar="C", help="how many chunks (default: 512)")
-    reorder.add_argument("--partitioner", choices=PARTITIONERS, help=HOW)
-    _add_partitioner_settings(reorder)
-    reorder.add_argument(
-        "--memory", type=memory, metavar="GB", help="RAM that copying takes, beside 40 bytes a node (default: 2)"
-    )
-    reorder.add_argument("--overwrite", action="store_true", help="replace a saved graph")
-    reorder.set_defaults(does=f"{_HERE}.cutting:reorder")
+def add_partitioner(command: argparse.ArgumentParser) -> None:
+    """Add which partitioner cuts a graph, and its settings."""
+    command.add_argument("--partitioner", choices=PARTITIONERS, help=HOW)
+    _add_partitioner_settings(command)
 
 
 def _add_partitioner_settings(command: argparse.ArgumentParser) -> None:

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, NoReturn
 
-from jsonargparse.typing import PositiveInt
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -36,16 +36,13 @@ from lightning_gnn_dist.cli.mistakes import (
     reading_checkpoint,
     with_path,
 )
-from lightning_gnn_dist.cli.options import PROGRAM, PURPOSE, SERVE, nodes_named, words_in
+from lightning_gnn_dist.cli.options import OF_PREDICT, PROGRAM, PURPOSE, SERVE, nodes_named, words_in
 from lightning_gnn_dist.data.datamodule import GraphDataModule, PartitionedDataModule, what_is_judged
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids
-from lightning_gnn_dist.homes.run import BUDGET_BYTES
-from lightning_gnn_dist.layers.through_layers import has_layers
-from lightning_gnn_dist.names import extension, offered
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
-LeftOut = Literal["edges", "val", "test", "self"]  # as best_links() takes them
 FIT, OF_WEIGHTS = "fit", ("validate", "test", "predict")
 OF_FIT = {"report": True, "weights_only": None}  # options that other commands do not take, and their defaults
 
@@ -195,52 +192,16 @@ class TrainCLI(LightningCLI):
         options = self.config_init.predict
         if options.output is not None and Path(options.output).exists() and not options.overwrite:
             raise FileExistsError(f"{options.output} exists already. Name another --output, or --overwrite true.")
-        if options.best_links is not None:
-            self._best_links(**kwargs)
-        else:
-            self._predict_nodes(**kwargs)
-
-    def _predict_nodes(self, **kwargs: Any) -> None:
-        options = self.config_init.predict
+        if any(way.predict(self.trainer, options, **kwargs) for way in _ways_to_predict()):
+            return
         if options.nodes is not None:
             kwargs["datamodule"] = _only(self.datamodule, options)
-        leaves_out = getattr(getattr(self.datamodule, "sampler", None), "leaves_types_out", False)
-        by_layer = options.nodes is None and options.output is not None and has_layers(self.model) and not leaves_out
-        by_layer = by_layer and offered("rows of all nodes") is not None
-        ranks_at_times = hasattr(self.datamodule, "split") and getattr(self.datamodule, "task", None) is not None
-        if by_layer and not ranks_at_times and isinstance(self.datamodule, GraphDataModule):
-            self._predict_by_layer(what_is_judged(self.datamodule), **kwargs)
-            return
         callbacks: list[Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
         if options.output is not None:
             callbacks.append(PredictionWriter(options.output, overwrite=options.overwrite, ids_of=options.ids_of))
         elif not _has(callbacks, PredictionWriter, BasePredictionWriter):
             self.parser.error("predict would keep nothing: name a file for its rows, --output=logits.npy.")
         self.trainer.predict(return_predictions=False, **kwargs)
-
-    def _predict_by_layer(self, graph: Graph | Path, model: LightningModule, datamodule: object, **kwargs: Any) -> None:
-        options = self.config_init.predict
-        predict = extension("rows of all nodes")
-        predict(self.trainer, model, graph, options.output, **_how_to_write(options), **kwargs)
-
-    def _best_links(self, model: LightningModule, datamodule: Any, **kwargs: Any) -> None:
-        options = self.config_init.predict
-        if not hasattr(datamodule, "num_negatives"):
-            raise TypeError(
-                f"--best_links={options.best_links} is for LinkDataModule, not {type(datamodule).__name__}."
-            )
-        if options.output is None:
-            raise ValueError("--best_links would keep nothing: name a file for them, --output=links.npy.")
-        split = datamodule.split if datamodule.shards_path is None else datamodule.shards_path
-        if split is None:
-            raise ValueError(
-                f"--best_links={options.best_links} is for a split, and task {datamodule.task!r} recommends by itself: "
-                "leave it out, and --output has the best receivers of each question."
-            )
-        how = {"k": options.best_links, "score": options.score, "leave_out": options.leave_out}
-        how |= _how_to_write(options)
-        how["senders"] = None if options.nodes is None else nodes_asked(datamodule, options)
-        extension("best links")(self.trainer, model, split, options.output, **how, **kwargs)
 
     def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
         parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
@@ -258,24 +219,14 @@ class TrainCLI(LightningCLI):
             parser.add_argument("--by_user_id", type=bool, default=False, help=about)
             about = "the prepared graph whose ids nodes have, where that is not the one that is predicted"
             parser.add_argument("--ids_of", type=str | None, help=about)
-            about = "write the K best new links of each node, or of those that --nodes names, of a LinkDataModule"
-            parser.add_argument("--best_links", type=PositiveInt | None, default=None, help=about)
-            about = "how --best_links scores pairs: by forward(), or by dot products of rows"
-            parser.add_argument("--score", type=Literal["model", "dot"], default="model", help=about)
-            about = "which pairs --best_links leaves out: edges, held ones (val, test), a node for itself (self)"
-            parser.add_argument("--leave_out", type=list[LeftOut], default=["edges", "self"], help=about)
-            about = (
-                f"what predicting by layer may take on each rank, of RAM (default: {BUDGET_BYTES >> 20}) and of a GPU"
-            )
-            parser.add_argument("--budget_megabytes", type=PositiveInt | None, default=None, help=about)
+            for way in _ways_to_predict():
+                way.add_options(parser)
         self.parser.names |= set(parser.get_defaults().keys())
         return parser
 
 
-def _how_to_write(options: Any) -> dict[str, Any]:
-    """What predicting by layer and the search for links are told alike."""
-    budget = None if options.budget_megabytes is None else options.budget_megabytes << 20
-    return {"budget_bytes": budget, "overwrite": options.overwrite, "ids_of": options.ids_of}
+def _ways_to_predict() -> list[Any]:
+    return [import_module(name) for name in OF_PREDICT]
 
 
 def _only(datamodule: Any, options: Any) -> Any:
