@@ -384,10 +384,11 @@ class Columns:
             return kind
         if kind == "number" and look.all_numbers < look.all_there:
             no_number = f"{cells.value} IS NOT NULL AND {cells.number} IS NULL"
-            what = "which is no number, as nearly all others are. Correct it, empty it, or"
-            bad.append((name, no_number, f"{what} {instead}"))
+            others = "" if asked else ", as nearly all others are"
+            bad.append((name, no_number, f"which is no number{others}. Correct it, empty it, or {instead}"))
         elif kind == "number" and each.cut:
-            bad.append((name, f"isinf({cells.number})", f"which is no finite number. {way_out}"))
+            what = f"empty the cell, give another number, or leave the column out (--drop {name})."
+            bad.append((name, f"isinf({cells.number})", f"which is no finite number: {what}"))
         elif kind == "number" and look.whole == look.there and not cells.is_real:
             what = "which float32 rounds: write it with a fraction (.0) if that may be."
             bad.append((name, cells.is_rounded, f"{what} {way_out}"))
@@ -506,7 +507,8 @@ def time_of(
         never: The time of a row without one; None where each has one, which may be a number with a fraction then.
     """
     if cells.is_date or cells.is_list or look.numbers < look.there:
-        what = "and times are dates, such as 2024-07-01 12:00:00, or numbers, such as days or seconds since 1970."
+        numbers = "whole numbers" if never else "numbers, such as days or seconds since 1970"
+        what = f"and times are dates, such as 2024-07-01 12:00:00, or {numbers}."
         bad.append((name, f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL", what))
         return Made(array, LONG, f"coalesce({cells.seconds}, {never or 0})"), True
     if look.whole == look.there and not cells.is_real:

@@ -308,13 +308,13 @@ class Work:
                 continue
             cells = f"SELECT {table.row} + 1, CAST({quoted(column)} AS VARCHAR) FROM {table.name} WHERE {sql}"
             (row, cell), *others = self.run(f"{cells} ORDER BY 1 LIMIT 2")
-            holds = f"is empty in row {self._place(table, row)}"
+            holds = f"is empty in row {self.place(table, row)}"
             if cell is not None:
-                holds = f"holds {cell!r} in row {self._place(table, row)}"
-            more = f" (and in {count - 1:,} more, such as row {self._place(table, others[0][0])})" if others else ""
+                holds = f"holds {cell!r} in row {self.place(table, row)}"
+            more = f" (and in {count - 1:,} more, such as row {self.place(table, others[0][0])})" if others else ""
             self.problems.append(f"{table.source}: column {column!r} {holds}{more}, {what}")
 
-    def _place(self, table: Table, row: int) -> str:
+    def place(self, table: Table, row: int) -> str:
         """A row in words: its number, and of several files the one that it is in."""
         for file, length in table.lengths.items():
             ((count,),) = self.run(length)

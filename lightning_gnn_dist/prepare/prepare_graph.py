@@ -393,6 +393,7 @@ class Preparation:
             for name in ("nodes", "edges", self.draft.name):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
             self.draft.mkdir()
+        shutil.rmtree(self.draft / store.IDS, ignore_errors=True)  # a kill may have left some, and they are no arrays
         prepared = self._write_arrays(plan, tables, on_progress)
         for kind, file in ids.items() if self.portion.is_whole else ():
             keep_ids(file, self.draft, kind)
@@ -486,13 +487,14 @@ def as_files(
     of_tasks = None if tasks is None else check_path("tasks", tasks)
     if of_tasks is not None and IS_CONNECTION not in str(given["source"]):
         raise ValueError("tasks are given (--task) for a database that is named by a connection: leave them out.")
-    folder, found = out.absolute().parent / f".{out.name}.given", {}
+    folder, found, words = out.absolute().parent / f".{out.name}.given", {}, dict[Path, str]()
     try:
         for name, each in given.items():
             if each is None and name == "nodes":
                 continue
             if hasattr(each, "__arrow_c_stream__"):
                 found[name] = _of_frame(each, folder / f"{name}.parquet")
+                words[found[name]] = f"the frame {name}"
                 continue
             paths = [check_path(name, path) for path in (each if isinstance(each, list | tuple) else [each])]
             if isinstance(each, list | tuple) and not (paths and all(path.is_file() for path in paths)):
@@ -504,11 +506,19 @@ def as_files(
                     "and of a database prepare all, and divide it (lightning-gnn-dist divide)."
                 )
             if is_connection:
-                found[name] = import_module(CONNECTIONS).as_folder(each, folder / name, of_tasks, on_progress)
+                connections = import_module(CONNECTIONS)
+                words[folder / name] = "the database"  # until its tables are known
+                found[name] = connections.as_folder(each, folder / name, of_tasks, on_progress)
+                words = connections.words_of(found[name], of_tasks) | words
+            elif len(paths) > 1:
+                found[name] = _of_several(paths, folder / name)
+                words |= {link: str(link.readlink()) for link in found[name].iterdir()}
             else:
-                found[name] = paths[0] if len(paths) == 1 else _of_several(paths, folder / name)
+                found[name] = paths[0]
         yield found
     except (ValueError, TypeError, FileExistsError) as error:
+        for path, told in words.items():
+            error.args = tuple(arg.replace(str(path), told) if isinstance(arg, str) else arg for arg in error.args)
         if not isinstance(error, MemoryTooSmall):
             shutil.rmtree(folder, ignore_errors=True)  # nobody goes on with what was refused
         raise

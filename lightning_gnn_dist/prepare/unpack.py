@@ -89,10 +89,13 @@ class Ids:
         def keep() -> int:
             work.run(f"CREATE OR REPLACE TABLE {kept.name} AS SELECT {ROW} AS n, {key} AS k FROM {table.name}")
             of_all = f"SELECT k, count(*) AS c, min(n) AS n FROM {kept.name} WHERE k IS NOT NULL GROUP BY k"
-            for each, times, row in work.run(f"{of_all} HAVING c > 1 ORDER BY n LIMIT 3"):
+            for each, times, _ in work.run(f"{of_all} HAVING c > 1 ORDER BY n LIMIT 3"):
+                rows = work.run(f"SELECT n + 1 FROM {kept.name} WHERE k = ? ORDER BY n LIMIT 2", each)
+                first, second = (work.place(table, row) for (row,) in rows)
                 told = "twice" if times == 2 else f"{times} times"
                 work.problems.append(
-                    f"{table.source} lists node {each} {told}, first in row {row + 1:,}: every node has one row."
+                    f"{table.source}: column {column!r} lists node {each} {told}, first in row {first}, then in row "
+                    f"{second}: every node has one row."
                 )
             what = "and every node has an id: fill it, or remove the row."
             work.refuse_cells(table, [(column, f"{cells.name} IS NULL", what)])
@@ -119,7 +122,8 @@ class Ids:
         if self.table is not None:
             found, join = self.join(Cells(f"e.{cells.name}", cells.type), "k")
             rows = f'(SELECT e.*, {found} IS NULL AS " unknown" FROM {table.name} AS e{join})'
-            what = f"which no row of {self.source} has as its {self.column}: add that row, or take this one away."
+            way_out = "add that row, empty the cell, or" if self.digits else "add that row, or"
+            what = f"which no row of {self.source} has as its {self.column}: {way_out} take this one away."
             return replace(table, name=rows), (column, f'" unknown" AND {cells.name} IS NOT NULL', what)
         what = "and nodes are numbered 0, 1, 2, ...: give such numbers, or the table of nodes with their ids (--nodes)."
         if self.count is not None:
@@ -147,7 +151,7 @@ def with_keys(work: Work, name: str, table: Table, keys: Sequence[str], time: st
     for column in keys:
         cells, look = table.cells(column), found[column]
         is_text = cells.is_text and not table.is_typed
-        if cells.is_list:
+        if cells.is_list or (digits and cells.is_date):
             bad.append((column, f"{cells.name} IS NOT NULL", NO_KEYS))
         elif is_text and look.written == look.there:
             casts[column] = f"CAST({cells.name} AS BIGINT)"

@@ -4,6 +4,11 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_gnn_dist.prepare.journal import Journal
 
 OnProgress = Callable[[str, float], None]
 
@@ -39,3 +44,19 @@ def until_it_is_there(out: Path, step: int, prepare: Callable[[OnProgress], obje
         except KeyboardInterrupt:
             assert kills < 400
     assert kills > 10 and stages[-1] == "taking the fingerprint"
+
+
+def before_the_last_record(prepare: Callable[[], object]) -> None:
+    """Call ``prepare``, which is interrupted when all is written and the journal does not say so yet; then again."""
+    record = Journal.record
+
+    def killed(journal: Journal, *files: Any, **values: Any) -> None:
+        if values.get("is_written"):
+            raise KeyboardInterrupt
+        record(journal, *files, **values)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Journal, "record", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare()
+    prepare()

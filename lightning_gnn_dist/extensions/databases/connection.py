@@ -274,6 +274,14 @@ def as_folder(
     return folder
 
 
+def words_of(folder: Path, questions: Path | None) -> dict[Path, str]:
+    """What errors call the files of a copy, of which a user knows nothing: those of tables, of tasks, and all."""
+    words = {path: f"table {path.stem}" for path in folder.glob("db/*")}
+    words |= {path: f"task {path.parent.name}" for path in folder.glob("tasks/*/*")}
+    words |= {path: f"task {path.name}" for path in folder.glob("tasks/*")}
+    return words | {folder / PLAIN: str(questions or "the database")}
+
+
 def _tables(source: Source, said: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """What a ``database.yaml`` says of the tables, and what was left out."""
     notes, names = list[str](), source.tables()

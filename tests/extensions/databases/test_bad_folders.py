@@ -47,14 +47,20 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     (changed(D, "note: text", "customer: category"), "'customer' holds keys, which are edges"),
     (changed(D, "time_col: at", "time_col: before"), "is said to hold keys and times"),
     (changed(D, "fkeys: {", "fkeys: customer, columns: {a: b}}\n  x: {fkeys: {"), "fkeys must name columns"),
-    (changed(C, "c1,Oslo", "a3,Oslo"), "lists node a3 twice, first in row 2: every node has one row"),
+    (changed(C, "c1,Oslo", "a3,Oslo"), "column 'id' lists node a3 twice, first in row 2, then in row 3: every"),
     (changed(C, "c1,Oslo", ",Oslo"), "'id' is empty in row 3, and every node has an id"),
-    (changed(B, "13,a3,11", "13,a3,99"), "'before' holds '99' in row 3, which no row of .*order.csv has as its number"),
+    (
+        changed(B, "13,a3,11", "13,a3,99"),
+        "'before' holds '99' in row 3, which no row of .*order.csv has as its number: add that row, empty the cell",
+    ),
     (changed(B, "14,", "14.5,"), "'number' holds '14.5' in row 4, and keys are whole numbers or words"),
     (changed(D, "fkeys: {customer: customer, before: order}, ", "") | {T: None, L: None}, "names no foreign keys"),
     ({"customer.csv": "id,id,age\n1,1,1\n"}, "has two columns called 'id'"),
     # Times.
-    (changed(B, "2024-01-20 10:00:00", "yesterday"), "'at' holds 'yesterday' in row 2, and times are dates"),
+    (
+        changed(B, "2024-01-20 10:00:00", "yesterday"),
+        "'at' holds 'yesterday' in row 2, and times are dates, .*, or whole numbers",
+    ),
     (
         {B: FILES[B].replace("2024-", "2024.")},
         "'at' holds '2024.01-05 10:00:00' in row 1 .*, and times are dates",
@@ -68,11 +74,14 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     # Columns.
     (
         changed(D, "note: text", "channel: number"),
-        "'channel' holds 'web' in row 1 .*, which is no number.*{channel: category}",
+        "'channel' holds 'web' in row 1 .*, which is no number. Correct it, .*{channel: category}",
     ),
     (changed(D, "note: text", "channel: time"), "'channel' holds 'web' in row 1 .*, and times are dates"),
     (changed(B, ",1000,", ",dear,"), "'price' holds 'dear' in row 4, which is no number, as nearly all others are"),
-    (changed(B, ",1000,", ",inf,"), "'price' holds 'inf' in row 4, which is no finite number. .*--drop price"),
+    (
+        changed(B, ",1000,", ",inf,"),
+        "'price' holds 'inf' in row 4, which is no finite number: empty the cell, .*--drop price",
+    ),
     (changed(B, "2024-05-01", "soon"), "'due' holds 'soon' in row 5, and times are dates"),
     (
         changed(D, "tables:", "text: no_module:embed\ntables:"),

@@ -255,6 +255,28 @@ def test_what_cannot_be_read_is_refused(make: Broken, message: str, tmp_path: Pa
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("customer SET age = 1e999 WHERE id = 'b7'", "^table customer: column 'age' holds 'inf' in row 2, which is"),
+        (
+            "\"order\" SET customer = 'c7' WHERE number = 16",
+            "^table order: column 'customer' holds 'c7' in row 6, which no row of table customer has as its id",
+        ),
+        ("asked SET who = 'q7' WHERE place = 1", "^task stays: column 'who' holds 'q7' in row 2"),
+    ],
+)
+def test_an_error_names_the_table_and_not_its_copy(change: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "tasks.sql").write_text(SQL)
+    connection = sqlite_at(tmp_path / "shop.db")
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as db:
+        db.execute(f"UPDATE {change}")
+        db.commit()
+    with pytest.raises(ValueError, match=message) as refusal:
+        prepare_graph(connection, tmp_path / "graph", tasks=tmp_path / "tasks.sql")
+    assert ".given" not in str(refusal.value)
+
+
 def test_tasks_alone_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="for a database that is named by a connection: leave them out"):
         prepare_graph(write(tmp_path / "files", FILES), tmp_path / "graph", tasks="tasks.sql")

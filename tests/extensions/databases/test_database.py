@@ -14,13 +14,13 @@ from lightning_gnn_dist import Graph, Partition, PartitionedDataModule, prepare_
 from lightning_gnn_dist.extensions.databases.column_encoder import ColumnEncoder
 from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from lightning_gnn_dist.graph.typed.tables import NEVER, NO_MOMENT, Feature, Tables
-from lightning_gnn_dist.graph.user_ids import columns_for
+from lightning_gnn_dist.graph.user_ids import columns_for, user_ids
 from lightning_gnn_dist.prepare import text as text_module
 from lightning_gnn_dist.prepare.engine import Table, Work
 from lightning_gnn_dist.prepare.text import hash_words
 from tests.extensions.databases.folders import FILES, MANIFEST, TASK, as_relbench, seconds, write
 from tests.extensions.shards.test_prepare_typed_shard import check_equal
-from tests.prepare.kills import until_it_is_there
+from tests.prepare.kills import before_the_last_record, until_it_is_there
 
 _OF_ORDERS = [("before", "order"), ("customer", "customer"), ("rev_before", "order")]
 
@@ -130,6 +130,13 @@ def test_it_goes_on_after_any_kill(tmp_path: Path) -> None:
         assert torch.equal(found.arrays[name], array), name
 
 
+def test_it_goes_on_after_a_kill_that_leaves_ids(tmp_path: Path) -> None:
+    expected, source = prepared(tmp_path / "whole"), write(tmp_path / "source", FILES)
+    before_the_last_record(lambda: prepare_graph(source, tmp_path / "graph"))
+    assert Graph.open(tmp_path / "graph").fingerprint == expected.fingerprint
+    assert user_ids(tmp_path / "graph", "customer").tolist() == ["b7", "a3", "c1", "d9"]
+
+
 def test_a_shard_is_that_of_the_divided_graph(tmp_path: Path) -> None:
     graph = prepared(tmp_path)
     owners = [torch.arange(count) * 2 // (count + count % 2) for count in graph.types.num_nodes.values()]
@@ -179,6 +186,20 @@ def test_nan_in_parquet_is_no_answer_and_no_key(tmp_path: Path) -> None:
     graph = Graph.open(tmp_path / "graph")
     assert graph.types.node_arrays["stays"]["y"].tolist() == [0, 1, 2, -1, 1]
     assert edges(graph, "visit", "of", "order") == [(0, 0), (2, 1)]
+
+
+def test_dates_in_parquet_are_no_keys(tmp_path: Path) -> None:
+    pa = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    days = pa.array([19_000, 19_001], pa.date32())
+    source = write(tmp_path / "source", {"database.yaml": "tables: {day: {pkey: at}, sale: {fkeys: {of: day}}}"})
+    parquet.write_table(pa.table({"at": days}), source / "day.parquet")
+    parquet.write_table(pa.table({"of": days.cast(pa.timestamp("us"))}), source / "sale.parquet")
+    with pytest.raises(ValueError, match="2 things are wrong") as refusal:
+        prepare_graph(source, tmp_path / "graph")
+    assert "'at' holds '2022-01-08' in row 1 (and in 1 more, such as row 2), and keys are whole" in str(refusal.value)
+    assert "'of' holds '2022-01-08 00:00:00' in row 1" in str(refusal.value)
 
 
 def test_answers_of_several_labels(tmp_path: Path) -> None:

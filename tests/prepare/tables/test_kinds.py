@@ -102,7 +102,7 @@ def test_times_may_be_dates(tmp_path: Path) -> None:
             {"nodes": NODES.replace(",3,a", ",old,a") + "".join(f"n{i},,,{i},,1\n" for i in range(30))},
             "'age' holds 'old'",
         ),
-        ({"kinds": {"seen": "number"}}, "'seen' holds '2024-01-05' in row 1 .*, which is no number"),
+        ({"kinds": {"seen": "number"}}, "'seen' holds '2024-01-05' in row 1 .*, which is no number. Correct"),
         ({"kinds": {"city": "time"}}, "'city' holds 'Oslo' in row 1 .*, and times are dates"),
         ({"kinds": {"town": "text"}}, "--as names the column 'town', and the tables of .* have"),
         ({"kinds": {"city": "word"}}, "--as: 'city' must be one of .*, got 'word'"),
@@ -121,7 +121,7 @@ def test_all_that_is_wrong_is_said_at_once(tmp_path: Path) -> None:
         prepared(tmp_path, nodes=nodes, edges=edges)
     told = str(refusal.value)
     for each in (
-        "lists node 1 twice",
+        "column 'id' lists node 1 twice, first in row 1, then in row 3: every node has one row",
         "'split' holds 'learn' in row 2",
         "'big' holds '16777217' in row 1",
         "'w' holds 'inf'",

@@ -11,7 +11,9 @@ from torch_geometric.data import HeteroData
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.graph.user_ids import user_ids
 from tests.graph.equal import check_equal
+from tests.prepare.kills import before_the_last_record
 
 WRITES, CITES, AT = "author__writes__paper", "paper__cites__paper", "paper__at__venue"
 
@@ -65,6 +67,12 @@ def test_tables_of_all_kinds_become_the_graph_by_hand(folder: Path, capsys: pyte
     assert "7 nodes of 3 types, " in said
     assert f"{CITES}.csv: line 1 is taken as heading: old, new, year, label." in said
     assert "paper cites paper" in said
+
+
+def test_it_goes_on_after_a_kill_that_leaves_ids(folder: Path) -> None:
+    before_the_last_record(lambda: prepare(folder, "--time", "year"))
+    check_equal(Graph.open(folder.parent / "graph"), Graph.from_pyg(by_hand(), time="year"))
+    assert user_ids(folder.parent / "graph", "author").tolist() == ["ann", "bob"]
 
 
 @pytest.mark.parametrize("as_data_set", [False, True])
