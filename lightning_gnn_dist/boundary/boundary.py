@@ -21,7 +21,6 @@ from lightning_gnn_dist.checks import brief, in_megabytes, shown
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph, bytes_of_part, bytes_per_node
 from lightning_gnn_dist.graph.rows import Lookup, degrees_of
-from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.choice import ALL, EDGES_OF_A_NODE, Neighbourhoods
 from lightning_gnn_dist.partition.base import learned_from
@@ -49,13 +48,12 @@ class Outside:
     def __init__(self, home: Any) -> None:
         self.home = home
 
-    def learning(self, part: Graph, inputs: Tensor | None, values: ValueCheck) -> Learning:
+    def learning(self, part: Graph, inputs: Tensor | None) -> Learning:
         """Return what the one batch of a pass is made of, where ranks exchange rows in every step. Collective.
 
         Args:
             part: What the rank holds.
             inputs: A number for each seed, that batches hold as ``input_id``.
-            values: Refuses bad values in what is learned from.
         """
         raise NotImplementedError
 

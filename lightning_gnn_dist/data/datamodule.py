@@ -35,7 +35,6 @@ from lightning_gnn_dist.data.task import NodeTask, Task, evaluation_of
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import check_typed, folder_of, graph_of, with_seeds_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding
@@ -245,7 +244,7 @@ class GraphDataModule(LightningDataModule):
             part = parts.at(phase)
             if home.exchanges:
                 assert home.outside is not None
-                return home.outside.learning(part, home.seeds_of(part).places, self._task.values)
+                return home.outside.learning(part, home.seeds_of(part).places)
             if self._anchors is not None and self._anchors[0] is not part:
                 self._anchors = None  # else the part before would stay in memory
             return self._learning_of(part, size, place, home.running.seed)
@@ -482,18 +481,18 @@ class PartitionedDataModule(GraphDataModule):
         asked = boundary_of(boundary, Auto() if isinstance(where, Graph) else Isolated())
         check_instance("boundary", asked, Boundary, "an object such as Isolated(), Halo() or Exchange()")
         asked.check_settings(settings)
-        running, values = RunContext(settings), ValueCheck(is_on=settings.loading.check_values)
+        running = RunContext(settings)
         self._given: dict[str, Any] = {"sampler": given, "batch_size": batch_size, "seed": seed, "loading": loading}
         self._given |= {"holding": holding, "boundary": boundary, "global_batching": global_batching}
         self._given |= {"evaluation": evaluation, "coverage": coverage, "task": task}
         if isinstance(where, Graph):
             whole = with_seeds_of(where, task)
             check_typed(whole.types, settings, asked, whole)
-            learned: Task = NodeTask(LocalGraph(whole, running, partitioner, holding, asked, coverage), values)
+            learned: Task = NodeTask(LocalGraph(whole, running, partitioner, holding, asked, coverage))
             learned.check(whole)
         else:
             cut: Any = {"task": task, "partitioner": partitioner, "holding": holding}
-            learned = where.nodes(running, asked, coverage, values, **cut)
+            learned = where.nodes(running, asked, coverage, **cut)
         on = evaluation.on
         judging = None if on is None else extension("another graph").task(on, running, learned.home.types)
         super().__init__(learned, judging)

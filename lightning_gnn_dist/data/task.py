@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from lightning_gnn_dist.batches.batches import Batches, Deal, Learning
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.graph.value_check import check_arrays, check_labels
 from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.local_graph import train_nodes
 from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
@@ -60,14 +60,16 @@ class Task(ForgetsRun, ABC):
 
     Args:
         home: Where the graph lives.
-        values: Refuses bad values in what is learned from.
+
+    Attributes:
+        checks_values: Whether bad values in what is learned or judged are refused.
     """
 
     has_inputs: ClassVar[bool]  # whether training batches say where their seeds stand among all
     probes: ClassVar[bool] = True  # whether a rank may look at any of them before an evaluation
 
-    def __init__(self, home: GraphAccess, values: ValueCheck) -> None:
-        self.home, self.values = home, values
+    def __init__(self, home: GraphAccess) -> None:
+        self.home, self.checks_values = home, home.running.settings.loading.check_values
 
     @abstractmethod
     def check(self, rows: Graph) -> None:
@@ -75,8 +77,8 @@ class Task(ForgetsRun, ABC):
 
     def check_whole(self, graph: Graph) -> None:
         """Refuse bad values in a graph that is here as a whole, before ranks start; of files ranks read their own."""
-        if graph.path is None:
-            self.values.of_arrays(graph)
+        if self.checks_values and graph.path is None:
+            check_arrays(graph)
 
     def begin(self, run: RunContext, *, is_fit: bool) -> None:
         """Enter a run, and refuse ranks with nothing to learn. Collective."""
@@ -138,9 +140,6 @@ class Task(ForgetsRun, ABC):
         found: Columns = extension("ids of nodes")(ids_of, path, home.types.seed_type(), len(home.ids), nodes)
         return found
 
-    def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"values": ValueCheck(is_on=self.values.is_on)}
-
 
 class NodeTask(Task):
     """The nodes that masks of the graph mark."""
@@ -155,14 +154,13 @@ class NodeTask(Task):
             ours.check_data(rows)
 
     def check_whole(self, graph: Graph) -> None:
-        self.values.of_labels(graph, train_nodes(graph), "train_mask")
+        seeds = train_nodes(graph)
+        if self.checks_values:
+            check_labels(graph, seeds, "train_mask")
         super().check_whole(graph)
 
     def begin(self, run: RunContext, *, is_fit: bool) -> None:
         super().begin(run, is_fit=is_fit)
-        if self.home.folder is not None and isinstance(ours := run.settings.training_sampler, SeesByTime):
-            assert self.home.rows is not None
-            ours.check_shard(self.home.rows)
         if is_fit:
             self.home.begin_nodes(self.num_batches)
 
@@ -174,9 +172,9 @@ class NodeTask(Task):
 
     def learned(self, part: Graph, deal: Callable[..., Deal]) -> Learning:
         seeds = self.home.seeds_of(part)
-        self.values.of_training(part, seeds.own)
-        if seeds.others.numel():
-            self.values.of_labels(part, seeds.others, "train_mask")
+        if self.checks_values:
+            check_arrays(part)
+            check_labels(part, torch.cat([seeds.own, seeds.others]), "train_mask")
         source = self.home.training_source(part, self.home.running.settings.training_sampler)
         return Learning(source, deal(seeds.asked, inputs=seeds.places, num_taken=seeds.own.numel()))
 
@@ -185,8 +183,8 @@ class NodeTask(Task):
 
     def judged(self, name: str) -> Judged:
         nodes = self.home.split(name)
-        if self.home.whole is not None:
-            self.values.of_labels(self.home.whole, nodes, f"{name}_mask")
+        if self.checks_values and self.home.whole is not None:
+            check_labels(self.home.whole, nodes, f"{name}_mask")
         return judged_nodes(self.home, nodes, f"{name}_mask marks")
 
 

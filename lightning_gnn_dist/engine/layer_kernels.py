@@ -70,9 +70,9 @@ def sample_layers(
         total = work.starts[_U(end)]
         if end + total > len(work.positions):
             return end + total
-        inverse = _chances(begin, end, met, hop, layers, work)
-        _choose(met, draws.keys[hop, 0], inverse, work)
-        found = _thin(begin, end, met, layers, inverse, work)
+        inverse = chances_of(begin, end, met, hop, layers, work)
+        choose(met, draws.keys[hop, 0], inverse, work)
+        found = thin(begin, end, met, layers, inverse, work)
         num_edges[hop] = work.starts[_U(end)] - work.starts[_U(begin)]
         num_nodes[hop + 1] = found - end
         begin, end = end, found
@@ -84,56 +84,6 @@ def sample_layers(
     return len(seeds) + work.starts[begin]
 
 
-@compiled
-def sample_layer(
-    starts: Array,
-    senders: Array,
-    rows: Array,
-    known: Array,
-    begin: int,
-    key: np.uint64,
-    hop: int,
-    layers: LayerDraws,
-    work: Work,
-    table: Table,
-) -> Any:
-    """One hop of :func:`sample_layers`, on rows of the frontier that came from other ranks; return the batch's nodes.
-
-    ``work`` receives the hop's edges from its start on, and ``known`` followed by the new nodes.
-
-    Args:
-        starts: Where each row starts in ``senders``, int64.
-        senders: The rows' entries.
-        rows: The row of each node of the frontier, int64.
-        known: The batch's nodes so far, int64.
-        begin: The position in ``known`` at which the frontier begins.
-        key: The hop's key.
-        hop: The hop's number.
-        layers: The same for all hops, except that ``values`` are in the order of ``senders``.
-        work: Must have room for all nodes and edges.
-        table: A table without valid entries.
-    """
-    for at in range(len(known)):
-        work.columns[_U(at)] = known[_U(at)]
-    end = place(ZERO, len(known), work, table, ZERO)
-    if end != len(known):
-        return REPEATED_SEED
-    out = ZERO
-    work.starts[_U(begin)] = out
-    for i in range(begin, end):
-        row = _U(rows[_U(i - begin)])
-        for edge in range(starts[row], starts[row + _U(1)]):
-            work.positions[_U(out)] = edge
-            work.columns[_U(out)] = senders[_U(edge)]
-            out += 1
-        work.degree[_U(i - begin)] = starts[row + _U(1)] - starts[row]
-        work.starts[_U(i + 1)] = out
-    met = place(ZERO, out, work, table, end)
-    inverse = _chances(begin, end, met, hop, layers, work)
-    _choose(met, key, inverse, work)
-    return _thin(begin, end, met, layers, inverse, work)
-
-
 @part
 def _value(edge: int, row: int, begin: int, values: Array, work: Work) -> Any:
     """The entry of A that belongs to an edge of the frontier row ``row``."""
@@ -143,7 +93,7 @@ def _value(edge: int, row: int, begin: int, values: Array, work: Work) -> Any:
 
 
 @part
-def _chances(begin: int, end: int, met: int, hop: int, layers: LayerDraws, work: Work) -> Any:
+def chances_of(begin: int, end: int, met: int, hop: int, layers: LayerDraws, work: Work) -> Any:
     """The probability that each node met so far is drawn, float64, shape (met,)."""
     chances = np.zeros(met)
     if len(layers.importance):
@@ -184,7 +134,7 @@ def scale_to(importance: Array, size: int) -> Any:
 
 
 @part
-def _choose(met: int, key: np.uint64, chances: Array, work: Work) -> None:
+def choose(met: int, key: np.uint64, chances: Array, work: Work) -> None:
     """Draw nodes independently. A probability is replaced by its inverse, or by 0 if the node is not drawn."""
     for at in range(met):
         chance = chances[_U(at)]
@@ -193,7 +143,7 @@ def _choose(met: int, key: np.uint64, chances: Array, work: Work) -> None:
 
 
 @part
-def _thin(begin: int, end: int, met: int, layers: LayerDraws, inverse: Array, work: Work) -> Any:
+def thin(begin: int, end: int, met: int, layers: LayerDraws, inverse: Array, work: Work) -> Any:
     """Remove the nodes that were not drawn and their edges; return how many nodes are left."""
     moved, found = np.empty(met, np.int64), end
     for at in range(met):

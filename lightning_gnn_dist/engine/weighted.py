@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Annotated, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -378,31 +377,23 @@ def weights_of(graph: Graph, name: str, *, draws: bool) -> Weights:
         name: The edge array.
         draws: Whether any row is drawn from by its table, and not all taken whole.
     """
-    values = edge_weights(graph, name)
-    # A graph in files may be larger than memory, so the table of a row is made whenever the row is drawn from.
     weights = checked_weights(graph, name)
-    keeps = draws and not _kept(graph, name, "weights in a file", lambda: MappedRows(weights).is_read_from_file)
-    return Weights(values, alias_table(graph, name).numpy() if keeps else np.empty(0, np.int64))
+    values: Array = weights.numpy()
+    # A graph in files may be larger than memory, so the table of a row is made whenever the row is drawn from.
+    if not draws or _kept(graph, name, "weights in a file", lambda: MappedRows(weights).is_read_from_file):
+        return Weights(values, np.empty(0, np.int64))
+    return Weights(values, _kept(graph, name, "alias table", lambda: _tables(graph.indptr.numpy(), values)))
 
 
-def alias_table(graph: Graph, name: str) -> Tensor:
-    """The alias tables of all rows on the graph's device, 8 bytes for each edge."""
-    return _kept(graph, name, "alias table", lambda: table_of(graph.indptr, checked_weights(graph, name)))
-
-
-def table_of(indptr: Tensor, weights: Tensor) -> Tensor:
-    """The alias tables of all rows, on the device of the weights; made by as many threads as torch uses."""
-    starts, values = indptr.cpu().numpy(), weights.cpu().numpy()
-    table = np.empty(len(values), np.int64)  # of a large array numpy asks for large pages
+def _tables(indptr: Array, weights: Array) -> Array:
+    """The alias tables of all rows, 8 bytes for each edge, made by as many threads as torch uses."""
+    table = np.empty(len(weights), np.int64)  # of a large array numpy asks for large pages
     pieces = max(1, torch.get_num_threads())
-    bounds = np.searchsorted(starts, np.arange(1, pieces) * len(values) // pieces).tolist()
+    bounds = np.searchsorted(indptr, np.arange(1, pieces) * len(weights) // pieces).tolist()
     with ThreadPoolExecutor(pieces) as threads:
-        for made in [
-            threads.submit(fill_table, starts, values, low, high, table)
-            for low, high in pairwise([0, *bounds, len(starts) - 1])
-        ]:
-            made.result()
-    return torch.from_numpy(table).to(weights.device)
+        lows, highs = [0, *bounds], [*bounds, len(indptr) - 1]
+        list(threads.map(lambda low, high: fill_table(indptr, weights, low, high, table), lows, highs))
+    return table
 
 
 def _kept(graph: Graph, name: str, what: str, find: Callable[[], T]) -> T:

@@ -2,80 +2,67 @@
 
 from __future__ import annotations
 
-import weakref
-
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.convert import first_bad
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.memo import remembered
 
 NODE_ARRAYS, EDGE_ARRAYS = ("x", "x_scale"), ("edge_weight", "edge_attr")  # what models read
 IGNORED = -100  # the label that cross_entropy leaves out
 _WAY_OUT = "Repair it, or switch this check off by Loading(check_values=False)."
 
 
-class ValueCheck:
-    """Refuses bad values in the arrays that models read. A graph that was checked last is not checked again.
+def check_arrays(graph: Graph) -> None:
+    """Refuse NaN and infinity in the arrays that models read: one pass over them, in pieces, and none over the same."""
+    types = graph.types
+    read = [arrays.get(name) for arrays in types.node_arrays.values() for name in NODE_ARRAYS]
+    read += [arrays.get(name) for arrays in types.edge_arrays.values() for name in EDGE_ARRAYS]
+    remembered(graph, "checked values", lambda: _check_arrays(graph), read)
 
-    Args:
-        is_on: False switches all checks off.
+
+def _check_arrays(graph: Graph) -> None:
+    for kind, arrays in graph.types.node_arrays.items():
+        for name in NODE_ARRAYS:
+            if (row := first_bad(arrays.get(name))) is not None:
+                node = row if "n_id" not in arrays else int(arrays["n_id"][row])
+                of_type = f" of type {kind!r}" if kind else ""
+                raise ValueError(f"{name} of node {node}{of_type} is NaN or infinite. {_WAY_OUT}")
+    for edge_type, arrays in graph.types.edge_arrays.items():
+        for name in EDGE_ARRAYS:
+            if (row := first_bad(arrays.get(name))) is not None:
+                which = f"an edge of type {edge_type}" if any(edge_type) else f"the edge {_ends(graph, row)}"
+                raise ValueError(f"{name} of {which} is NaN or infinite. {_WAY_OUT}")
+
+
+def check_labels(graph: Graph, nodes: Tensor, mask: str) -> None:
+    """Refuse labels of ``nodes`` that are infinite, NaN in all columns, or negative but not -100.
+
+    The error names ``mask``.
     """
-
-    def __init__(self, *, is_on: bool) -> None:
-        self.is_on = is_on
-        self._seen: weakref.ref[Graph] | None = None  # weak, or it would keep a part in RAM
-
-    def of_training(self, graph: Graph, seeds: Tensor) -> None:
-        """Check the arrays of a rank's graph and the labels of its seeds."""
-        if self._seen is None or self._seen() is not graph:
-            self.of_arrays(graph)
-            self.of_labels(graph, seeds, "train_mask")
-
-    def of_arrays(self, graph: Graph) -> None:
-        """Refuse NaN and infinity in the arrays that models read: one pass over them, in pieces."""
-        if not self.is_on or (self._seen is not None and self._seen() is graph):
-            return
-        for kind, arrays in graph.types.node_arrays.items():
-            for name in NODE_ARRAYS:
-                if (row := first_bad(arrays.get(name))) is not None:
-                    node = row if "n_id" not in arrays else int(arrays["n_id"][row])
-                    of_type = f" of type {kind!r}" if kind else ""
-                    raise ValueError(f"{name} of node {node}{of_type} is NaN or infinite. {_WAY_OUT}")
-        for edge_type, arrays in graph.types.edge_arrays.items():
-            for name in EDGE_ARRAYS:
-                if (row := first_bad(arrays.get(name))) is not None:
-                    which = f"an edge of type {edge_type}" if any(edge_type) else f"the edge {_ends(graph, row)}"
-                    raise ValueError(f"{name} of {which} is NaN or infinite. {_WAY_OUT}")
-        self._seen = weakref.ref(graph)
-
-    def of_labels(self, graph: Graph, nodes: Tensor, mask: str) -> None:
-        """Refuse labels of ``nodes`` that are infinite, NaN in all columns, or negative but not -100.
-
-        The error names ``mask``.
-        """
-        if not self.is_on or not nodes.numel():
-            return
-        kind = graph.types.node_types[int(graph.types.type_of(nodes[:1]))]
-        labels = graph.types.node_arrays[kind].get("y")
-        if labels is None:
-            return
-        used = labels[(nodes - graph.types.nodes_of(kind).start).to(labels.device)]
-        if labels.is_floating_point():
-            # Of several labels some may be missing.
-            rows = used.reshape(len(used), -1)
-            bad, what = rows.isinf().any(1) | rows.isnan().all(1), "which is NaN or infinite"
-        elif labels.dim() == 1 and labels.dtype != torch.bool:
-            bad, what = (used < 0) & (used != IGNORED), f"and classes are counted from 0 ({IGNORED} counts for nothing)"
-        else:
-            return  # with several labels per node, a negative one may stand for a missing one
-        if bool(bad.any()):
-            first = int(bad.nonzero()[0])
-            node = _name(graph, int(nodes[first]))
-            raise ValueError(
-                f"y of node {node} is {used[first].tolist()}, {what}, but {mask} marks the node. Leave it out of the "
-                "mask, or switch this check off by Loading(check_values=False)."
-            )
+    if not nodes.numel():
+        return
+    kind = graph.types.node_types[int(graph.types.type_of(nodes[:1]))]
+    labels = graph.types.node_arrays[kind].get("y")
+    if labels is None:
+        return
+    used = labels[(nodes - graph.types.nodes_of(kind).start).to(labels.device)]
+    if labels.is_floating_point():
+        # Of several labels some may be missing.
+        rows = used.reshape(len(used), -1)
+        bad, what = rows.isinf().any(1) | rows.isnan().all(1), "which is NaN or infinite"
+    elif labels.dim() == 1 and labels.dtype != torch.bool:
+        bad, what = (used < 0) & (used != IGNORED), f"and classes are counted from 0 ({IGNORED} counts for nothing)"
+    else:
+        return  # with several labels per node, a negative one may stand for a missing one
+    if bool(bad.any()):
+        first = int(bad.nonzero()[0])
+        node = _name(graph, int(nodes[first]))
+        raise ValueError(
+            f"y of node {node} is {used[first].tolist()}, {what}, but {mask} marks the node. Leave it out of the "
+            "mask, or switch this check off by Loading(check_values=False)."
+        )
 
 
 def _ends(graph: Graph, position: int) -> str:

@@ -6,7 +6,7 @@ It depends on the seed, the super-epoch, the rank and the number of ranks alone,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, Protocol, runtime_checkable
@@ -195,6 +195,12 @@ class Plan:
         seed: Decides everything random.
         look_alike: Whether parts must look alike where none is named, as models that learn from them are averaged.
         is_told: Whether the log says why another than METIS cuts, where none is named.
+
+    Attributes:
+        residency: Which chunks a rank holds.
+        turns: The super-epochs of an epoch, in each of which a rank learns from some of its seeds.
+        sweep: The super-epochs until a rank has held all that it will hold.
+        has_parts: Whether a rank holds less than the graph at a time, if its boundary does not see all of it.
     """
 
     graph: Graph
@@ -204,26 +210,15 @@ class Plan:
     seed: int
     look_alike: bool = False
     is_told: bool = True
+    residency: Residency = field(init=False)
+    turns: int = field(init=False)
+    sweep: int = field(init=False)
+    has_parts: bool = field(init=False)
 
-    @property
-    def residency(self) -> Residency:
-        """Which chunks a rank holds."""
-        return self.holding.residency
-
-    @property
-    def turns(self) -> int:
-        """The super-epochs of an epoch, in each of which a rank learns from some of its seeds."""
-        return self.residency.turns(self.num_parts)
-
-    @property
-    def sweep(self) -> int:
-        """The super-epochs until a rank has held all that it will hold."""
-        return self.residency.sweep(self.num_parts)
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether a rank holds less than the graph at a time, if its boundary does not see all of it."""
-        return self.num_parts > 1 or self.turns > 1
+    def __post_init__(self) -> None:
+        residency, of = self.holding.residency, self.num_parts
+        vars(self).update(residency=residency, turns=residency.turns(of), sweep=residency.sweep(of))
+        vars(self).update(has_parts=of > 1 or self.turns > 1)
 
     @cached_property
     def partitioner(self) -> Partitioner | Partition:

@@ -72,10 +72,6 @@ class SeesByTime(Sampler, Protocol):
         """Refuse a graph without such times, or with times that do not fit together."""
         ...
 
-    def check_shard(self, rows: Graph) -> None:
-        """Refuse times of which no seed of any shard is later than any event. Collective."""
-        ...
-
 
 def check_bulk(
     graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey], *, untyped: str | None = None

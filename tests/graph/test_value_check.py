@@ -25,7 +25,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.graph.graph import sampled_digest
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs, remembered
-from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.graph.value_check import check_arrays, check_labels
 from tests.placing import batches_of
 
 NAN, INF = float("nan"), float("inf")
@@ -56,12 +56,16 @@ WORDS = [
 ]
 
 
+def check(graph: Graph) -> None:
+    check_arrays(graph)
+    check_labels(graph, graph.split("train"), "train_mask")
+
+
 @pytest.mark.parametrize(("name", "value", "arrays", "words"), WORDS)
 def test_a_bad_value_is_told_of_with_its_node(name: str, value: float, arrays: dict[str, Any], words: str) -> None:
     graph, node = spoilt(name, value, **arrays)
     with pytest.raises(ValueError, match=words.format(node=node)):
-        ValueCheck(is_on=True).of_training(graph, graph.split("train"))
-    ValueCheck(is_on=False).of_training(graph, graph.split("train"))
+        check(graph)
 
 
 FINE: list[tuple[str, float, dict[str, Any]]] = [
@@ -78,7 +82,15 @@ FINE: list[tuple[str, float, dict[str, Any]]] = [
 @pytest.mark.parametrize(("name", "value", "arrays"), FINE)
 def test_what_may_be_meant_is_left_alone(name: str, value: float, arrays: dict[str, Any]) -> None:
     graph, _ = spoilt(name, value, **arrays)
-    ValueCheck(is_on=True).of_training(graph, graph.split("train"))
+    check(graph)
+
+
+def test_values_that_came_after_a_check_are_found() -> None:
+    graph, node = spoilt("x", 1.0)
+    check(graph)
+    graph.node_arrays["x"][node, 0] = NAN
+    with pytest.raises(ValueError, match=f"x of node {node} is NaN"):
+        check(graph)
 
 
 def of(graph: Graph, **options: Any) -> PartitionedDataModule:

@@ -18,7 +18,7 @@ from lightning_gnn_dist.extensions.exchange.batch import ExchangeSource, LayerRu
 from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange
 from lightning_gnn_dist.extensions.passes.part_batch import part_batch_of
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
-from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.graph.value_check import check_arrays, check_labels
 from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart, WeighsRanks
@@ -99,11 +99,13 @@ class ExchangedRows(Outside):
         super().__init__(home)
         self._savings = savings
 
-    def learning(self, part: Graph, inputs: Tensor | None, values: ValueCheck) -> Learning:
+    def learning(self, part: Graph, inputs: Tensor | None) -> Learning:
         home, run, trainer = self.home, self.home.running, self.home.running.trainer
         assert trainer is not None
         shown, seeds, owners = home.with_senders(part)
-        values.of_training(shown, seeds)
+        if run.settings.loading.check_values:
+            check_arrays(shown)
+            check_labels(shown, seeds, "train_mask")
         whole = with_arrays(shown, home.whole_arrays(layers_in(trainer.lightning_module), owners.ids))
         channel = open_channel(run.num_ranks, run.device)
         num_layers = run.settings.training_sampler.num_hops

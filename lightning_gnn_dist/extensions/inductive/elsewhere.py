@@ -12,7 +12,6 @@ from lightning_gnn_dist.data.task import NodeTask
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import check_typed, chosen_seed_type, folder_of, graph_of, with_seeds_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding
@@ -40,7 +39,7 @@ def task_elsewhere(given: Graph | Data | HeteroData | str | Path, running: RunCo
     graph = graph if kind is None else with_seeds_of(graph, kind)
     check_typed(graph.types, settings, Isolated())
     home = LocalGraph(graph, running, RandomPartitioner(), Holding(), Isolated(), None)
-    task = NodeTask(home, ValueCheck(is_on=settings.loading.check_values))
+    task = NodeTask(home)
     task.check(graph)
     return task
 

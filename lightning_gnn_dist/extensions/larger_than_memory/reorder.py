@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least, check_folder, check_instance, check_true_or_false
 from lightning_gnn_dist.extensions.larger_than_memory.chunk_reading import Chunks
+from lightning_gnn_dist.extensions.larger_than_memory.whole_rows import order_of_types, whole_rows
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph, bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.graph.rows import degrees_of, starts_of
@@ -23,7 +24,6 @@ from lightning_gnn_dist.graph.storage import npy, store
 from lightning_gnn_dist.graph.storage.files import folder_beside
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.whole_rows import order_of_types, whole_rows
 from lightning_gnn_dist.prepare.arrays import GrowingArrays
 from lightning_gnn_dist.prepare.journal import describe, map_arrays
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY

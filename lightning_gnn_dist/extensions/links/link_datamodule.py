@@ -31,7 +31,6 @@ from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.typed.tables import TIME
-from lightning_gnn_dist.graph.value_check import ValueCheck
 from lightning_gnn_dist.homes.access import check_typed, folder_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding
@@ -143,10 +142,10 @@ class LinkDataModule(GraphDataModule):
                 "graph, give its split to a data module of its own, trainer.test(model, LinkDataModule(other))."
             )
         self.task, self.split = task, known if isinstance(known, LinkSplit) else None
-        running, values = RunContext(settings), ValueCheck(is_on=settings.loading.check_values)
+        running = RunContext(settings)
         if not is_whole:
             known.refuse_to_cut(partitioner, holding)
-            super().__init__(known.edges(running, boundary, values, num_negatives))
+            super().__init__(known.edges(running, boundary, num_negatives))
             return
         graph = known.graph
         if links.edge_type is not None and graph.types.seeds is None:
@@ -158,7 +157,7 @@ class LinkDataModule(GraphDataModule):
         home = LocalGraph(graph, running, partitioner, holding, boundary, None, **how)
         _check_parts(home.holding)
         kind = AnswerEdges if isinstance(known, Answers) else WholeEdges
-        learned = kind(home, values, num_negatives, known)
+        learned = kind(home, num_negatives, known)
         learned.check(graph)
         super().__init__(learned)
 

@@ -36,7 +36,7 @@ from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
 from lightning_gnn_dist.extensions.temporal.times import as_integers, times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.graph.value_check import check_arrays
 from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.settings import BatchSettings
@@ -112,7 +112,6 @@ class EdgeTask(Task):
 
     Args:
         home: Where the graph lives.
-        values: Refuses bad values in what is learned from.
         links: Of which type the edges are, whether they are asked for their being there or for their labels, and when.
         num_negatives: False receivers for each that is learned.
     """
@@ -120,8 +119,8 @@ class EdgeTask(Task):
     has_inputs = False  # nobody lists the training edges
     _way_to_hold: str  # says how to hold edges of a {name} back
 
-    def __init__(self, home: GraphAccess, values: ValueCheck, links: LinkBounds, num_negatives: int) -> None:
-        super().__init__(home, values)
+    def __init__(self, home: GraphAccess, links: LinkBounds, num_negatives: int) -> None:
+        super().__init__(home)
         self.links, self.num_negatives = links, num_negatives
         self.ends = ends_of(home.types, links.edge_type, links.reverse)
 
@@ -231,7 +230,6 @@ class WholeEdges(EdgeTask):
 
     Args:
         home: Where the graph lives.
-        values: Refuses bad values in what is learned from.
         num_negatives: False receivers for each that is learned.
         known: The split, or what else says which edges are asked for, its ``links``.
     """
@@ -239,8 +237,8 @@ class WholeEdges(EdgeTask):
     home: LocalGraph
     _way_to_hold = "give split_edges() a share for them, split_edges(graph, {name}=0.1)."
 
-    def __init__(self, home: LocalGraph, values: ValueCheck, num_negatives: int, known: Any) -> None:
-        super().__init__(home, values, known.links, num_negatives)
+    def __init__(self, home: LocalGraph, num_negatives: int, known: Any) -> None:
+        super().__init__(home, known.links, num_negatives)
         self.known, self._most = known, dict[int, int]()
 
     def rows(self) -> Graph:
@@ -289,7 +287,8 @@ class WholeEdges(EdgeTask):
     def learned(self, part: Graph, deal: Callable[..., Deal]) -> Learning:
         is_whole = part is self.home.graph
         own, shown = self._own(part), self.home.shown(part)
-        self.values.of_arrays(shown)
+        if self.checks_values:
+            check_arrays(shown)
         seeds = self.positions(self.home.whole if is_whole else part, own.to(torch.int64) - 1)
         sampler = self.across(self.home.running.settings.training_sampler) if is_whole else self.around_part(part, own)
         return Learning(self.home.source(shown, sampler), deal(seeds))

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_folder, check_instance
+from lightning_gnn_dist.extensions.larger_than_memory.whole_rows import order_of_types, whole_rows
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.shards.index import Bounds, TypedBounds, seeds_of
 from lightning_gnn_dist.graph.convert import fingerprint_of, index_dtype
@@ -22,7 +23,6 @@ from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.storage.files import folder_beside
 from lightning_gnn_dist.graph.storage.store import shard_name
 from lightning_gnn_dist.partition.base import Partition
-from lightning_gnn_dist.partition.whole_rows import order_of_types, whole_rows
 
 Held = Callable[[int], dict[str, Tensor]]  # the arrays of a shard's held edges, by the names of their files
 

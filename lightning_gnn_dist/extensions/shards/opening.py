@@ -28,12 +28,13 @@ from lightning_gnn_dist.extensions.links.negatives import Candidates
 from lightning_gnn_dist.extensions.links.task import EdgeTask, without_labels
 from lightning_gnn_dist.extensions.shards.home import ShardHome
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard
+from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.extensions.temporal.times import times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.tables import Tables
-from lightning_gnn_dist.graph.value_check import ValueCheck
+from lightning_gnn_dist.graph.value_check import check_arrays
 from lightning_gnn_dist.homes.access import chosen_seed_type
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.run import RunContext
@@ -61,7 +62,6 @@ class Shards:
         running: RunContext,
         boundary: Boundary,
         coverage: Coverage | None,
-        values: ValueCheck,
         *,
         task: str | None,
         partitioner: object,
@@ -77,7 +77,7 @@ class Shards:
                 "divide the graph that was split, which has its masks."
             )
         bounds = bounds if kind is None else replace(bounds, types=bounds.types.with_seeds(kind))
-        return NodeTask(ShardHome(self.path, bounds, running, boundary, coverage), values)
+        return NodesOfShards(ShardHome(self.path, bounds, running, boundary, coverage))
 
     @property
     def links(self) -> LinkBounds:
@@ -86,13 +86,13 @@ class Shards:
         assert bounds.links is not None
         return bounds.links
 
-    def edges(self, running: RunContext, boundary: Boundary, values: ValueCheck, num_negatives: int) -> ShardEdges:
+    def edges(self, running: RunContext, boundary: Boundary, num_negatives: int) -> ShardEdges:
         """Return its edges as what is learned."""
         _check_settings_of_edges(running.settings, boundary)
         bounds, links = self._bounds_of_links(), self.links
         hidden = None if links.labels is None else partial(without_labels, links)
         home = ShardHome(self.path, bounds, running, boundary, None, hidden)
-        return ShardEdges(home, values, links, num_negatives)
+        return ShardEdges(home, links, num_negatives)
 
     def refuse_to_cut(self, partitioner: object, holding: Holding) -> None:
         """Refuse to cut a graph that is in shards."""
@@ -124,12 +124,22 @@ def _check_settings_of_edges(settings: BatchSettings, boundary: Boundary) -> Non
         )
 
 
+class NodesOfShards(NodeTask):
+    """The nodes that masks of the shards mark."""
+
+    home: ShardHome
+
+    def begin(self, run: RunContext, *, is_fit: bool) -> None:
+        super().begin(run, is_fit=is_fit)
+        if isinstance(sampler := run.settings.training_sampler, TemporalSampler):
+            sampler.check_shard(self.home.shard.rows)
+
+
 class ShardEdges(EdgeTask):
     """The edges of a split in shards.
 
     Args:
         home: Where the graph lives.
-        values: Refuses bad values in what is learned from.
         links: What is asked of them.
         num_negatives: False receivers for each that is learned.
     """
@@ -138,8 +148,8 @@ class ShardEdges(EdgeTask):
     probes = False  # a rank knows the ends of its own held edges alone
     _way_to_hold = "divide split_edges(graph, {name}=0.1), which holds some back."
 
-    def __init__(self, home: ShardHome, values: ValueCheck, links: LinkBounds, num_negatives: int) -> None:
-        super().__init__(home, values, links, num_negatives)
+    def __init__(self, home: ShardHome, links: LinkBounds, num_negatives: int) -> None:
+        super().__init__(home, links, num_negatives)
         self._found: Tensor | None = None
         self._held: dict[str, HeldLinks] = {}
         self._candidates: Candidates | None = None  # of false receivers by time
@@ -213,7 +223,8 @@ class ShardEdges(EdgeTask):
 
     def learned(self, part: Graph, deal: Callable[..., Deal]) -> Learning:
         seeds, shown = self._own(), self.home.shown(part)
-        self.values.of_arrays(shown)
+        if self.checks_values:
+            check_arrays(shown)
         if self.home.boundary.sees_whole_graph:
             sampler = self.across(self.home.running.settings.training_sampler)
             source: BatchSource = self.home.whole_source(sampler)

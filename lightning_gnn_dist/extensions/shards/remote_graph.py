@@ -26,7 +26,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.pool import BufferPool
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.engine.layer_kernels import LayerDraws, sample_layer
+from lightning_gnn_dist.engine.layer_kernels import LayerDraws
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.weighted import NONE
@@ -44,6 +44,7 @@ from lightning_gnn_dist.extensions.shards.draws import (
     whole_rows,
 )
 from lightning_gnn_dist.extensions.shards.index import Shard, TypedBounds
+from lightning_gnn_dist.extensions.shards.layer_draws import sample_layer
 from lightning_gnn_dist.extensions.shards.owner import (
     DEGREES,
     EDGES,
