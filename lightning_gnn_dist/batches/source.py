@@ -230,11 +230,6 @@ def made_of(
     return made
 
 
-def pools_of_type(pool_of: PoolOf, kind: str | EdgeType) -> PoolOf:
-    """Return the pools of the arrays of a type."""
-    return lambda name: pool_of(f"{kind} {name}")
-
-
 WRITTEN = (
     "Something was written into a batch of the whole part, whose tensors all its batches share: write into a copy, "
     "batch.clone()."

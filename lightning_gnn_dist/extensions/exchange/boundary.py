@@ -16,13 +16,12 @@ from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Outs
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.extensions.exchange.batch import ExchangeSource, LayerRun, OneBatch, exchange_plan
 from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange
-from lightning_gnn_dist.extensions.passes.part_batch import part_batch_of
+from lightning_gnn_dist.extensions.passes.part_batch import against_running_layers, part_batch_of
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.value_check import check_arrays, check_labels
 from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart, WeighsRanks
-from lightning_gnn_dist.layers.model_layers import against_running_layers
 from lightning_gnn_dist.layers.through_layers import layers_in
 from lightning_gnn_dist.rules import Count, Fraction, check_fields
 from lightning_gnn_dist.sampling.whole import WholePartSampler

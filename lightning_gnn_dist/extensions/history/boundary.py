@@ -10,11 +10,11 @@ from torch import Tensor
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo
 from lightning_gnn_dist.extensions.history.kept_rows import KeptRows
 from lightning_gnn_dist.extensions.history.meeting_rows import MeetingRows
+from lightning_gnn_dist.extensions.passes.part_batch import against_running_layers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart
-from lightning_gnn_dist.layers.model_layers import against_running_layers
 from lightning_gnn_dist.rounds.meeting_hook import MeetingHook
 from lightning_gnn_dist.sampling.base import SeesByTime
 

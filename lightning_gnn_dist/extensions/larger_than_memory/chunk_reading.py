@@ -8,6 +8,8 @@ Some of them are read as a few ranges of each file, past the system's cache.
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -23,8 +25,8 @@ from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.rows import row_slices, starts_of
-from lightning_gnn_dist.graph.storage.files import check_entries, flush, read_json
-from lightning_gnn_dist.graph.storage.npy import NpyFile
+from lightning_gnn_dist.graph.storage.files import check_entries, flush, open_file, read_json
+from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.graph.storage.store import as_numpy
 from lightning_gnn_dist.graph.typed.names import EdgeType, below_edges, below_nodes
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
@@ -32,6 +34,7 @@ from lightning_gnn_dist.partition.base import Partition
 
 FILE = "chunks.json"
 _WAY_OUT = "Copy the graph again, or reorder it again."
+_BYTES_AT_ONCE = 1 << 24  # as fast as reading past the cache directly (O_DIRECT), .9 to 1.1 GB/s on one disk
 _MOST_BLOCKS = 1 << 14  # of ids: a table of them stays in the processor's cache
 
 
@@ -192,7 +195,7 @@ class ChunkReader:
 
     def _into(self, name: str, first: int, out: Tensor) -> Tensor:
         """Fill a tensor with the rows of a file from row ``first`` on."""
-        self._files[name].read_past_cache(first, as_numpy(out))
+        read_past_cache(self._files[name], first, as_numpy(out))
         self._num_bytes += out.nbytes
         return out
 
@@ -277,3 +280,20 @@ def keep_inside(degrees: Array, senders: Array, inside: Inside, counts: Array, o
             edge += 1
         counts[row] = filled - before
     return filled
+
+
+def read_past_cache(npy: NpyFile, first: int, out: Column) -> None:
+    """Fill an array with rows from row ``first`` on; the system then forgets their pages, as nobody asks again."""
+    content = out.reshape(-1).view(np.uint8).data
+    at = npy.offset + first * npy.dtype.itemsize * math.prod(npy.shape[1:])
+    with open_file(npy.path) as stream:
+        file = stream.fileno()
+        for start in range(0, len(content), _BYTES_AT_ONCE):
+            piece, done = content[start : start + _BYTES_AT_ONCE], 0
+            while done < len(piece):
+                count = os.preadv(file, [piece[done:]], at + start + done)
+                if not count:
+                    raise ValueError(f"{npy.path} became shorter while it was read: write it again.")
+                done += count
+            if hasattr(os, "posix_fadvise"):  # not on macOS
+                os.posix_fadvise(file, at + start, done, os.POSIX_FADV_DONTNEED)

@@ -8,6 +8,7 @@ known bulk needs are kept by how many edges come from them. Rows of all types sh
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.graph.rows import bytes_per_row
-from lightning_gnn_dist.graph.storage.mapped import let_go_of_memory
+from lightning_gnn_dist.graph.storage.mapped import DO_NOT_NEED, libc
 
 Arrays = dict[str, Tensor]
 _MOST = (1 << 32) - 1  # edges that are counted
@@ -180,3 +181,11 @@ def merge_order(left: Tensor, right: Tensor) -> Tensor:
     order = is_left.cumsum(0) - 1
     order[at] = torch.arange(len(right)) + len(left)
     return order
+
+
+def let_go_of_memory(array: Tensor) -> None:
+    """Give the system back the whole pages of an array in RAM that is written anew before it is read."""
+    first, last = array.data_ptr(), array.data_ptr() + array.nbytes
+    start, end = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, last // mmap.PAGESIZE * mmap.PAGESIZE
+    if start < end:
+        libc().madvise(start, end - start, DO_NOT_NEED)

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData
 from lightning_gnn_dist.batches.pool import ROWS_AHEAD, Pool, Widen, bits_of, check_rows, gather_rows, room_for
-from lightning_gnn_dist.batches.source import Content, Taken, made_of, pools_of_type
+from lightning_gnn_dist.batches.source import Content, Taken, made_of
 from lightning_gnn_dist.engine.apart import by_types
 from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.engine.intrinsics import LINE, copy_bytes, prefetch
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.sample import Apart, Sample, of_one_type
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, Caches, RowCache
-from lightning_gnn_dist.graph.typed.names import TypeOffsets
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeOffsets
 from lightning_gnn_dist.sampling.turns import Steps, together
 
 _U = np.uint64
@@ -205,7 +205,7 @@ class Tables(Generic[Types]):
                 wanted,
                 [apart.nodes[number] for apart in bulk.apart],
                 [None if all_labels else apart.num_sampled[number][0] for apart in bulk.apart],
-                pools_of_type(pool_of, self.types.node_types[number]),
+                _pools_of(pool_of, self.types.node_types[number]),
             )
             for number, (table, wanted) in enumerate(zip(self.of_nodes, bulk.nodes, strict=True))
         ]
@@ -218,10 +218,15 @@ class Tables(Generic[Types]):
                 self.of_edges[number].seek(torch.cat(ids)),
                 ids,
                 [None] * len(ids),
-                pools_of_type(pool_of, self.types.edge_types[number]),
+                _pools_of(pool_of, self.types.edge_types[number]),
             )
             for number, ids in of_types.items()
         ]
+
+
+def _pools_of(pool_of: PoolOf, kind: str | EdgeType) -> PoolOf:
+    """Return the pools of the arrays of a type."""
+    return lambda name: pool_of(f"{kind} {name}")
 
 
 @compiled

@@ -6,8 +6,12 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from torch import nn
+
 from lightning_gnn_dist.batches.batch import EdgeStore, SampledData, SampledHeteroData
 from lightning_gnn_dist.batches.one_hop import OfPart
+from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
+from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.sampling.block import Block
 
 Run: TypeAlias = Callable[["RunsLayers", Sequence[Callable[[Any], Any]]], Any]
@@ -92,3 +96,27 @@ def part_batch_of(batch: Any, run: Run) -> Any:
     for store in part.stores:
         store._parent = part
     return part
+
+
+def norm_of_batch(module: nn.Module) -> str | None:
+    """Return the name and type of a layer that normalises by all rows that it is given, or None."""
+    for name, child in module.named_modules():
+        if isinstance(child, nn.modules.batchnorm._BatchNorm):
+            return f"{name} ({type(child).__name__})"
+    return norm_of_all_rows(module)
+
+
+def against_running_layers(module: nn.Module) -> str | None:
+    """Return why a boundary cannot run the layers of a module for it, and what to do; None where it can."""
+    if not has_layers(module):
+        return (
+            f"{type(module).__name__} does not say what its layers are: define layers(), and let forward() return "
+            "through_layers(self, batch). For one of PyG's models, layers() returns layers_of(self.gnn). "
+            "Any module trains with boundary=Halo()."
+        )
+    if (norm := norm_of_batch(module)) is None:
+        return None
+    return (
+        f"{norm} normalises by the rows of all nodes at once, and a rank has its own: use torch.nn.LayerNorm (in "
+        'PyG\'s models norm="LayerNorm", norm_kwargs={"mode": "node"}), or boundary=Halo().'
+    )

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import LABELS
 from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.extensions.serving.id_index import IdIndex
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import degrees_of
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of, have_names
-from lightning_gnn_dist.graph.user_ids import IdIndex, known_ids
+from lightning_gnn_dist.graph.user_ids import known_ids
 from lightning_gnn_dist.rules import Count, Positive, check_fields
 
 Arrays = Mapping[str, Tensor]

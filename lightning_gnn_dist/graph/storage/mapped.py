@@ -152,14 +152,6 @@ class MappedRows:
         return found
 
 
-def let_go_of_memory(array: Tensor) -> None:
-    """Give the system back the whole pages of an array in RAM that is written anew before it is read."""
-    first, last = array.data_ptr(), array.data_ptr() + array.nbytes
-    start, end = -(-first // mmap.PAGESIZE) * mmap.PAGESIZE, last // mmap.PAGESIZE * mmap.PAGESIZE
-    if start < end:
-        libc().madvise(start, end - start, DO_NOT_NEED)
-
-
 def _let_go(start: int, end: int) -> None:
     start -= start % mmap.PAGESIZE
     libc().madvise(start, end - start, DO_NOT_NEED)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import io
 import math
-import os
 import tokenize
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,6 @@ Column: TypeAlias = NDArray[Any]
 
 
 BYTES_AT_ONCE = 1 << 17  # stays in the processor's cache from being read to being hashed
-_BYTES_AT_ONCE = 1 << 24  # as fast as reading past the cache directly (O_DIRECT), .9 to 1.1 GB/s on one disk
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}  # of the disk, of a user's share of it, of a file
 
 
@@ -94,24 +92,6 @@ class NpyFile:
         if numbers.size < count:
             raise ValueError(f"{self.path} became shorter while it was read: write it again.")
         return numbers
-
-    def read_past_cache(self, first: int, out: Column) -> None:
-        """Fill an array with rows from row ``first`` on; the system then forgets their pages, as nobody asks again."""
-        content = out.reshape(-1).view(np.uint8).data
-        at = self.offset + first * self.dtype.itemsize * math.prod(self.shape[1:])
-        with open_file(self.path) as stream:
-            for piece in range(0, len(content), _BYTES_AT_ONCE):
-                self._fill(stream.fileno(), content[piece : piece + _BYTES_AT_ONCE], at + piece)
-
-    def _fill(self, file: int, out: memoryview, at: int) -> None:
-        done = 0
-        while done < len(out):
-            count = os.preadv(file, [out[done:]], at + done)
-            if not count:
-                raise ValueError(f"{self.path} became shorter while it was read: write it again.")
-            done += count
-        if hasattr(os, "posix_fadvise"):  # not on macOS
-            os.posix_fadvise(file, at, done, os.POSIX_FADV_DONTNEED)
 
 
 def header_of(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
