@@ -18,14 +18,7 @@ from lightning.pytorch.plugins.precision import Precision
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.extensions.tables.exchange import (
-    TouchedRows,
-    ids_of,
-    sums_of,
-    to_all,
-    to_owners,
-    weights_of_ranks,
-)
+from lightning_gnn_dist.extensions.tables.exchange import TouchedRows, sums_of, to_all, to_owners, weights_of_ranks
 from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding
 from lightning_gnn_dist.extensions.tables.table import Table, coalesced, touched
 from lightning_gnn_dist.rounds.sparse_gradients import no_rows, of_rows
@@ -77,13 +70,13 @@ def _sums(tables: Sequence[Table], gradients: Sequence[Tensor | None]) -> Sequen
     """
     if not tables:
         return []
-    weights = [table.weight for table in tables]
+    weights, lengths = [table.weight for table in tables], [len(table.weight) for table in tables]
     found = [no_rows(weight) if each is None else each for weight, each in zip(weights, gradients, strict=True)]
     own = [TouchedRows(ids, [values]) for ids, values in map(touched, found)]
-    merged, ranks = to_all(weights, own, sums_of, [int(each is not None) for each in gradients])
+    came, ranks = to_owners(lengths, own, [int(each is not None) for each in gradients])
     has_any = [any(flags) for flags in zip(*ranks, strict=True)]
-    sums = zip(weights, merged, has_any, strict=True)
-    return [of_rows(weight, touches.ids, total) if has else None for weight, (touches, (total,)), has in sums]
+    sums = zip(weights, to_all(lengths, list(map(sums_of, came))), has_any, strict=True)
+    return [of_rows(weight, ids, total) if has else None for weight, (ids, (total,)), has in sums]
 
 
 def _hand_to_owners(table: OwnedEmbedding) -> bool:
@@ -96,10 +89,10 @@ def _hand_to_owners(table: OwnedEmbedding) -> bool:
         )
     ids, rows, has_any = table.take_gradients()
     flags = [int(has_any), int(bool(rows.isfinite().all()))]
-    came, ranks = to_owners(table.num_embeddings, TouchedRows(ids, [rows]), flags)
+    (came,), ranks = to_owners([table.num_embeddings], [TouchedRows(ids, [rows])], flags)
     if any(has_any for has_any, _ in ranks):
-        ids = ids_of(came)
-        gradient = _divided(of_rows(parameter, ids, *sums_of(ids, came)), len(came))
+        ids, (total,) = sums_of(came)
+        gradient = _divided(of_rows(parameter, ids - table.rows_of_rank[0], total), len(came))
         # There is one where a backward by hand comes before the step of another.
         parameter.grad = gradient if parameter.grad is None else (parameter.grad + gradient).coalesce()
     are_finite = all(is_finite for _, is_finite in ranks)
