@@ -8,7 +8,7 @@ opening.py        what a data module is given: found by the name of its file, in
 home.py           the ``GraphAccess``: the own shard, and what a boundary brings along, which part.py reads; and what an
                   evaluation costs, measured by draws; nodes.py is its pass over the layers, of own nodes
 remote_graph.py   the whole graph, whose rows are asked of their owners, and the source of its batches
-draws.py          how batches grow, hop by hop, by time too; owner.py says who is asked, draws from own rows and answers
+draws.py          how batches grow by what owners draw; owner.py says who is asked, and answers
 divide.py         ``save_shards``, of a graph that is there, or of a split
 one_shard.py      ``prepare_graph(shard=OneShard(0, 4))``: a ``Portion``, with its nodes and edges
 

@@ -35,14 +35,7 @@ from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, R
 from lightning_gnn_dist.extensions.larger_than_memory.tables import Table, Tables
 from lightning_gnn_dist.extensions.links.link_sampler import FALSE_ENDS, FalseEnds, Home, LinkSampler
 from lightning_gnn_dist.extensions.links.negatives import RANDOM_TRIES, tried_places
-from lightning_gnn_dist.extensions.shards.draws import (
-    Drawn,
-    DrawRule,
-    GrowingBatch,
-    draw_hops,
-    sample_at_times,
-    whole_rows,
-)
+from lightning_gnn_dist.extensions.shards.draws import DrawRule, draw_hops, sample_at_times, whole_rows
 from lightning_gnn_dist.extensions.shards.index import Shard, TypedBounds
 from lightning_gnn_dist.extensions.shards.layer_draws import sample_layer
 from lightning_gnn_dist.extensions.shards.owner import (
@@ -60,6 +53,7 @@ from lightning_gnn_dist.extensions.shards.owner import (
     letters_of,
     narrow,
 )
+from lightning_gnn_dist.extensions.temporal.row_draws import Drawn, GrowingBatch
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, check_comparable
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder, TimeSource, node_times, ordered, sources_of
 from lightning_gnn_dist.graph.rows import bytes_per_row, starts_of, take_rows
