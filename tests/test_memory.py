@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.homes.parts import PartReader
+from lightning_gnn_dist.homes.parts import Parts
 from lightning_gnn_dist.homes.residency import Plan
 from tests.data_fitting import trainer
 from tests.memory import Peak, reads_memory, resident_bytes
@@ -68,7 +68,7 @@ def test_a_rank_of_eight_holds_an_eighth_of_the_features(tmp_path: Path) -> None
 def read_with_halo(rank: int, world_size: int, path: str) -> tuple[int, int]:
     graph, boundary = lgd.Graph.open(path), lgd.Halo(2)
     data = lgd.PartitionedDataModule(graph, partitioner=lgd.RandomPartitioner(), boundary=boundary)
-    reader = PartReader(Plan(graph, data.partition(4), lgd.Holding(), 4, 0), 0, boundary, None)
+    reader = Parts(Plan(graph, data.partition(4), lgd.Holding(), 4, 0), 0, boundary, None)
     with Peak("RssAnon") as peak:
         part = reader.read(0).graph
     return part.num_edges, peak.added_bytes

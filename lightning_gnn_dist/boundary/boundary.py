@@ -34,7 +34,7 @@ from lightning_gnn_dist.wire.memory import free_bytes, ranks_here
 LOST = "Edges are lost: in rounds, SuperNodePartitioner() or averages over rounds (AveragedRounds()) mostly lose less."
 TIMES = 2.0  # that all ranks together may compute in a pass, in times of one process
 SMALL = 100_000  # work of a batch, in edges, some ms: less saves no time worth an edge
-Parts = Iterable[tuple[Tensor, Tensor]]  # nodes that a rank holds without a halo, and those of them that it learns from
+Holds = Iterable[tuple[Tensor, Tensor]]  # nodes that a rank holds without a halo, and those of them that it learns from
 EdgesInto: TypeAlias = Callable[[Tensor], Iterator[tuple[Tensor, Tensor]]]
 
 
@@ -315,7 +315,7 @@ class Pass(NamedTuple):
 def chosen(
     asked: Auto,
     graph: Graph,
-    parts: Sequence[Parts],
+    parts: Sequence[Holds],
     steps: Pass,
     *,
     on_host: int,
@@ -337,7 +337,7 @@ def chosen(
     return choose(graph, [rest for _, *rest in of_ranks], steps, min(row[0] for row in of_ranks))
 
 
-def _measured(graph: Graph, parts: Parts, steps: Pass) -> list[int]:
+def _measured(graph: Graph, parts: Holds, steps: Pass) -> list[int]:
     """Return the most bytes of some parts with halos of 1, 2 ... hops, and then the most work of a batch of them."""
     neighbourhoods, found = Neighbourhoods(graph, steps.sampler.num_hops), list[Tensor]()
     for residents, seeds in parts:

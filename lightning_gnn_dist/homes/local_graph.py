@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lightning_gnn_dist.batches.source import BatchSource, Finish, GraphSource
-from lightning_gnn_dist.boundary.boundary import Auto, Boundary, Isolated, Parts, Pass, chosen, kept, short_name
+from lightning_gnn_dist.boundary.boundary import Auto, Boundary, Holds, Isolated, Pass, chosen, kept, short_name
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.graph import Graph, sampled_digest, with_arrays
@@ -24,7 +24,7 @@ from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.access import GraphAccess, Owners, Phases, Seeds, Shown
-from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher, seeds_around
+from lightning_gnn_dist.homes.parts import Parts, seeds_around
 from lightning_gnn_dist.homes.residency import Fixed, Holding, Plan, bytes_held, default_period
 from lightning_gnn_dist.homes.run import Host, RunContext
 from lightning_gnn_dist.joint import TrainsReplicasApart
@@ -87,7 +87,7 @@ class LocalGraph(GraphAccess):
         self.graph, self.types = graph if shown is None else shown(graph), graph.types
         self._fingerprint, self._shown_edges = fingerprint, shown
         self._plans: dict[tuple[int, bool, bool], Plan] = {}
-        self._parts: PartSwitcher | None = None
+        self._parts: Parts | None = None
         self._period: int | None = None
         loading = running.settings.loading
         self._sources: Any = None  # makes the batches of a graph whose rows do not lie in RAM
@@ -205,7 +205,7 @@ class LocalGraph(GraphAccess):
         rank_zero_info(chosen[1])
         self.enter(self.running, chosen[0])
 
-    def _chosen(self, plan: Plan, parts: Sequence[Parts], device: torch.device | None = None) -> tuple[Boundary, str]:
+    def _chosen(self, plan: Plan, parts: Sequence[Holds], device: torch.device | None = None) -> tuple[Boundary, str]:
         """Return what ``"auto"`` is on some parts, and a line for the log."""
         assert isinstance(self.asked, Auto)
         settings, layered = self.running.settings, has_layers(self.running.module)
@@ -239,20 +239,20 @@ class LocalGraph(GraphAccess):
         """Return what a rank trains on in a super-epoch. Before a fit ``"auto"`` is what it would be on this host."""
         if num_parts == 1 and self.plan_for(1).turns == 1:
             return self.whole
-        return self._reader(rank, num_parts).read(super_epoch).graph
+        return self._parts_of(rank, num_parts).read(super_epoch).graph
 
-    def _reader(self, rank: int, num_parts: int) -> PartReader:
+    def own_parts(self) -> Parts:
+        """Return the parts of this rank."""
+        if self._parts is None:
+            ahead = self.running.settings.loading.num_threads > 0
+            self._parts = self._parts_of(self.running.rank, self.running.num_ranks, in_background=ahead)
+        return self._parts
+
+    def _parts_of(self, rank: int, num_parts: int, *, in_background: bool = False) -> Parts:
         plan, boundary = self.plan_for(num_parts), self.boundary
         if isinstance(boundary, Auto):
             boundary, _ = self._chosen(plan, [plan.first_parts(each) for each in range(num_parts)])
-        return PartReader(plan, rank, boundary, self.coverage)
-
-    def own_parts(self) -> PartSwitcher:
-        """Return the parts of this rank."""
-        if self._parts is None:
-            reader = self._reader(self.running.rank, self.running.num_ranks)
-            self._parts = PartSwitcher(reader, in_background=self.running.settings.loading.num_threads > 0)
-        return self._parts
+        return Parts(plan, rank, boundary, self.coverage, in_background=in_background)
 
     def shown(self, part: Graph) -> Graph:
         """Return a part as batches show it: its own mask marks the rank's seeds, theirs all training nodes."""

@@ -37,6 +37,8 @@ from lightning_gnn_dist.homes.residency import Plan, ReadChunks
 from lightning_gnn_dist.layers.choice import Neighbourhoods
 from lightning_gnn_dist.partition.base import learned_from
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, eq=False)
 class PartRows:
@@ -204,56 +206,6 @@ class ReadPart:
     seconds: float
 
 
-@dataclass(frozen=True, eq=False)
-class PartReader:
-    """Reads what one rank holds in any super-epoch. It depends on the arguments alone, so ranks need not communicate.
-
-    Args:
-        plan: How the whole graph, usually a memory map, is cut, and who holds what of it.
-        rank: Whose part it is.
-        boundary: Which nodes around the part come along.
-        coverage: Writes each node's weight to ``node_arrays["coverage"]``. With None there are no weights.
-    """
-
-    plan: Plan
-    rank: int
-    boundary: Boundary
-    coverage: Coverage | None
-
-    def read(self, super_epoch: int, previous: ReadPart | None = None) -> ReadPart:
-        """Return the part of a super-epoch. What ``previous`` holds already is copied from there."""
-        started, plan = time.perf_counter(), self.plan
-        # A memory map for this call alone, so that the pages it reads are freed after the copy.
-        graph = reopened(plan.graph)
-        if graph.fingerprint != plan.graph.fingerprint:
-            raise ValueError(
-                f"{graph.path} holds another graph than when the fit began: graphs that are trained on must stay "
-                "as they are. Write the other one to another path."
-            )
-        held, rows = plan.residency.held(super_epoch, self.rank, plan.num_parts, plan.seed), None
-        is_alone = isinstance(self.boundary, Isolated) and not held.others and not plan.holding.extra_nodes
-        if is_alone and self._read_chunks is not None:
-            part, nodes, bytes_read = self._read_chunks(held.own)
-            is_own = is_resident = torch.ones(nodes.numel(), dtype=torch.bool)
-        else:
-            residents, own = plan.residents(self.rank, super_epoch)
-            overlaps = plan.sweep > 1 and plan.turns == 1 and not have_names(graph.types)
-            source = _Copies(graph, previous) if overlaps else _InPlace(graph)
-            part, nodes, is_own = around(source, residents, own, self.boundary, plan.seed)
-            rows, bytes_read, is_resident = source.kept, source.bytes_read, Lookup(residents).contains(nodes)
-        part.node_arrays["n_id"] = nodes
-        part.node_arrays["train_mask"] = is_own & learned_from(part, plan.graph.types.seeds)
-        if self.coverage is not None:
-            part.node_arrays["coverage"] = self.coverage.weights(part, degrees_of(graph.indptr, nodes), is_own)
-        return ReadPart(part, rows, bytes_read, is_resident, time.perf_counter() - started)
-
-    @cached_property
-    def _read_chunks(self) -> ReadChunks | None:
-        """What reads chunks of a graph that is saved chunk by chunk, if it is cut so."""
-        reader = getattr(self.plan.partitioner, "reader", None)
-        return None if reader is None else reader(self.plan.graph)
-
-
 class _InPlace(RowSource):
     """Rows of a graph on this host, read where they are, twice if a boundary looks at them: nothing is held.
 
@@ -290,81 +242,73 @@ class _Copies(RowReading):
 
     def __init__(self, graph: Graph, previous: ReadPart | None) -> None:
         super().__init__()
-        self.sizes, self._previous, self.bytes_read = graph, previous, 0
+        self.sizes, self.bytes_read = graph, 0
         self.kept: PartRows | None = None
+        self._had = {} if previous is None else previous.graph.node_arrays
+        self._ids = self._had.get("n_id", torch.empty(0, dtype=torch.int64))
+        rows = None if previous is None else previous.rows
+        self._rows = PartRows(graph.indptr[:1], graph.indices[:0], {}) if rows is None else rows
 
     def read(self, nodes: Tensor) -> PartRows:
-        rows, new_edges = _read_rows(self.sizes, nodes, self._previous)
-        self.bytes_read += new_edges * _bytes_per_edge(self.sizes)
-        return rows
+        graph, had = self.sizes, self._rows
+        at, old, new = _found(self._ids[: had.indptr.numel() - 1], nodes)
+        degrees, arrays = degrees_of(graph.indptr, nodes), {"": graph.indices, **graph.edge_arrays}
+        indptr = starts_of(degrees)
+        out = {name: array.new_empty((int(indptr[-1]), *array.shape[1:])) for name, array in arrays.items()}
+        take_edges(graph.indptr, arrays, nodes[new], indptr, out, new)
+        take_edges(had.indptr, {"": had.senders, **had.edge_arrays}, at, indptr, out, old)
+        self.bytes_read += int(degrees[new].sum()) * _bytes_per_edge(graph)
+        return PartRows(indptr, out.pop(""), out)
 
     def among(self, nodes: Tensor, hops: list[Tensor]) -> Graph:
-        self.kept = self.rows_of_hops(hops)
+        graph, self.kept = self.sizes, self.rows_of_hops(hops)
+        place, old, new = _found(self._ids, nodes)
+        arrays = {name: take_rows(array, nodes[new]) for name, array in graph.node_arrays.items()}
+        self.bytes_read += new.numel() * bytes_per_row(graph.node_arrays)
+        for name, fresh in arrays.items() if old.numel() else ():
+            if name not in self._had or name == "train_mask":  # that of a part marks the rank's own nodes alone
+                arrays[name] = take_rows(graph.node_arrays[name], nodes)
+                continue
+            arrays[name] = fresh.new_empty((nodes.numel(), *fresh.shape[1:]))
+            arrays[name][new], arrays[name][old] = fresh, self._had[name][place]
         at, receives = Lookup(torch.cat(hops))(nodes)
-        arrays, num_bytes = _read_arrays(self.sizes, nodes, self._previous)
-        self.bytes_read += num_bytes
         indptr, senders, edges = edges_among(self.kept, at, nodes, receives)
         return checked_graph(indptr, senders, arrays, edges)
 
 
-def _read_rows(graph: Graph, nodes: Tensor, previous: ReadPart | None) -> tuple[PartRows, int]:
-    """Return the whole rows of ``nodes``, and how many of their edges had to be read."""
-    degrees = graph.indptr[nodes + 1] - graph.indptr[nodes]
-    indptr = starts_of(degrees)
-    had, kept = nodes[:0], PartRows(graph.indptr[:1], graph.indices[:0], {})
-    if previous is not None and previous.rows is not None:
-        kept = previous.rows
-        had = previous.graph.node_arrays["n_id"][: kept.indptr.numel() - 1]
-    at, known = Lookup(had)(nodes)
-    arrays = {"": graph.indices, **graph.edge_arrays}
-    out = {name: array.new_empty((int(indptr[-1]), *array.shape[1:])) for name, array in arrays.items()}
-    new, old = (~known).nonzero().view(-1), known.nonzero().view(-1)
-    take_edges(graph.indptr, arrays, nodes[new], indptr, out, new)
-    take_edges(kept.indptr, {"": kept.senders, **kept.edge_arrays}, at, indptr, out, old)
-    return PartRows(indptr, out.pop(""), out), int(degrees[new].sum())
-
-
-def _read_arrays(graph: Graph, nodes: Tensor, previous: ReadPart | None) -> tuple[dict[str, Tensor], int]:
-    """Return the node arrays of ``nodes``, and how many bytes of them had to be read."""
-    had = previous.graph.node_arrays if previous else {"n_id": nodes[:0]}
-    at, known = Lookup(had["n_id"])(nodes)
-    new, old = (~known).nonzero().view(-1), known.nonzero().view(-1)
-
-    def merged(array: Tensor, copy: Tensor | None) -> Tensor:
-        if copy is None or not old.numel():
-            return take_rows(array, nodes)
-        out = array.new_empty((nodes.numel(), *array.shape[1:]))
-        out[new], out[old] = take_rows(array, nodes[new]), copy[at]
-        return out
-
-    # The mask of the copy leaves out training nodes that were not the rank's own.
-    copies = {name: copy for name, copy in had.items() if name != "train_mask"}
-    arrays = {name: merged(array, copies.get(name)) for name, array in graph.node_arrays.items()}
-    return arrays, new.numel() * bytes_per_row(graph.node_arrays)
+def _found(ids: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return where known nodes stand among some ids, and where these and the others stand among the nodes."""
+    at, is_known = Lookup(ids)(nodes)
+    return at, is_known.nonzero().view(-1), (~is_known).nonzero().view(-1)
 
 
 def _bytes_per_edge(graph: Graph) -> int:
     return graph.indices.element_size() + bytes_per_edge(graph)
 
 
-log = logging.getLogger(__name__)
+class Parts:
+    """What a rank holds in any super-epoch: the running part, and if parts change, the next one, read meanwhile.
 
-
-class PartSwitcher:
-    """Holds the part of the running super-epoch, and reads the next one in the background if parts change.
+    A part depends on the arguments alone, so ranks need not communicate.
 
     Args:
-        reader: Reads the parts.
+        plan: How the whole graph, usually a memory map, is cut, and who holds what of it.
+        rank: Whose parts they are.
+        boundary: Which nodes around a part come along.
+        coverage: Writes each node's weight to ``node_arrays["coverage"]``. With None there are no weights.
         in_background: Whether a thread reads ahead. Without it, a part is read when it is due.
     """
 
-    def __init__(self, reader: PartReader, *, in_background: bool) -> None:
-        self._reader, self._turns, self._changes = reader, reader.plan.turns, reader.plan.sweep > 1
+    def __init__(
+        self, plan: Plan, rank: int, boundary: Boundary, coverage: Coverage | None, *, in_background: bool = False
+    ) -> None:
+        self.plan, self._rank, self._boundary, self._coverage = plan, rank, boundary, coverage
+        self._changes = plan.sweep > 1
         self._thread = ThreadPoolExecutor(1, f"{THREAD_NAME}.parts") if in_background and self._changes else None
         self._current: tuple[int, ReadPart] | None = None
         self._next: tuple[int, Future[ReadPart]] | None = None
         self.figures = {"data/switches": 0.0, "data/switch_bytes": 0.0, "data/switch_waited_seconds": 0.0}
-        if self._turns > 1:
+        if plan.turns > 1:
             self.figures["data/sweep_bytes"] = 0.0  # read since the epoch began, which goes through all chunks
 
     def at(self, super_epoch: int) -> Graph:
@@ -375,11 +319,11 @@ class PartSwitcher:
             if ahead is not None and ahead[0] == super_epoch:
                 part = ahead[1].result()
             else:
-                part = self._reader.read(super_epoch, self._current[1] if self._current else None)
+                part = self.read(super_epoch, self._current[1] if self._current else None)
             self._record(super_epoch, part, time.perf_counter() - started)
             self._current = super_epoch, part if self._changes else replace(part, rows=None)
             if self._thread is not None:
-                self._next = super_epoch + 1, self._thread.submit(self._reader.read, super_epoch + 1, part)
+                self._next = super_epoch + 1, self._thread.submit(self.read, super_epoch + 1, part)
         return self._current[1].graph
 
     def current(self) -> Graph:
@@ -393,6 +337,39 @@ class PartSwitcher:
         assert self._current is not None
         return self._current[1].is_resident
 
+    def read(self, super_epoch: int, previous: ReadPart | None = None) -> ReadPart:
+        """Return the part of a super-epoch. What ``previous`` holds already is copied from there."""
+        started, plan = time.perf_counter(), self.plan
+        # A memory map for this call alone, so that the pages it reads are freed after the copy.
+        graph = reopened(plan.graph)
+        if graph.fingerprint != plan.graph.fingerprint:
+            raise ValueError(
+                f"{graph.path} holds another graph than when the fit began: graphs that are trained on must stay "
+                "as they are. Write the other one to another path."
+            )
+        held, rows = plan.residency.held(super_epoch, self._rank, plan.num_parts, plan.seed), None
+        is_alone = isinstance(self._boundary, Isolated) and not held.others and not plan.holding.extra_nodes
+        if is_alone and self._read_chunks is not None:
+            part, nodes, bytes_read = self._read_chunks(held.own)
+            is_own = is_resident = torch.ones(nodes.numel(), dtype=torch.bool)
+        else:
+            residents, own = plan.residents(self._rank, super_epoch)
+            overlaps = self._changes and plan.turns == 1 and not have_names(graph.types)
+            source = _Copies(graph, previous) if overlaps else _InPlace(graph)
+            part, nodes, is_own = around(source, residents, own, self._boundary, plan.seed)
+            rows, bytes_read, is_resident = source.kept, source.bytes_read, Lookup(residents).contains(nodes)
+        part.node_arrays["n_id"] = nodes
+        part.node_arrays["train_mask"] = is_own & learned_from(part, plan.graph.types.seeds)
+        if self._coverage is not None:
+            part.node_arrays["coverage"] = self._coverage.weights(part, degrees_of(graph.indptr, nodes), is_own)
+        return ReadPart(part, rows, bytes_read, is_resident, time.perf_counter() - started)
+
+    @cached_property
+    def _read_chunks(self) -> ReadChunks | None:
+        """What reads chunks of a graph that is saved chunk by chunk, if it is cut so."""
+        reader = getattr(self.plan.partitioner, "reader", None)
+        return None if reader is None else reader(self.plan.graph)
+
     def close(self) -> None:
         """End what runs in the background."""
         if self._thread is not None:
@@ -400,12 +377,12 @@ class PartSwitcher:
         self._thread = self._next = self._current = None
 
     def _record(self, super_epoch: int, part: ReadPart, waited: float) -> None:
-        figures, graph = self.figures, part.graph
+        figures, graph, turns = self.figures, part.graph, self.plan.turns
         figures["data/switches"] += self._current is not None
         figures["data/switch_bytes"] += part.bytes_read
         figures["data/switch_waited_seconds"] += waited
-        if self._turns > 1:
-            before = figures["data/sweep_bytes"] if super_epoch % self._turns else 0.0
+        if turns > 1:
+            before = figures["data/sweep_bytes"] if super_epoch % turns else 0.0
             figures["data/sweep_bytes"] = before + part.bytes_read
         if "coverage" in graph.node_arrays:
             figures["data/coverage"] = float(graph.node_arrays["coverage"][graph.split("train")].mean())

@@ -24,7 +24,7 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batches import THREAD_NAME, Batches, Deal, Learning
 from lightning_gnn_dist.batches.source import GraphSource, assemble
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.homes.parts import PartReader, PartSwitcher
+from lightning_gnn_dist.homes.parts import Parts
 from lightning_gnn_dist.homes.residency import Plan
 from tests.pages import ROOT
 
@@ -149,18 +149,18 @@ def test_an_untyped_graph_is_one_of_one_type(how: dict[str, Any]) -> None:
 BATCHES, EVERY = 5, 2
 
 
-def parts(*, in_background: bool = True) -> PartSwitcher:
+def parts(*, in_background: bool = True) -> Parts:
     graph = lgd.communities(400, 4, num_features=4, train_share=0.3, seed=2)
     partition = lgd.RandomPartitioner()(graph, 4, 0)
     plan = Plan(graph, partition, lgd.Holding(lgd.Rotate()), 4, 0)
-    return PartSwitcher(PartReader(plan, 1, lgd.Isolated(), lgd.Coverage()), in_background=in_background)
+    return Parts(plan, 1, lgd.Isolated(), lgd.Coverage(), in_background=in_background)
 
 
 def learning_of(part: lgd.Graph, num_batches: int = BATCHES) -> Learning:
     return Learning(GraphSource(part, lgd.NeighborSampler([3, 3])), Deal(part.split("train"), num_batches, 5))
 
 
-def loader(source: PartSwitcher, *, num_batches: int = BATCHES, weigh: Literal["node", "batch"] = "node") -> Batches:
+def loader(source: Parts, *, num_batches: int = BATCHES, weigh: Literal["node", "batch"] = "node") -> Batches:
     return Batches(lambda phase: learning_of(source.at(phase), num_batches), num_batches, every=EVERY, weigh=weigh)
 
 
@@ -238,7 +238,7 @@ def test_the_next_part_is_read_in_the_background() -> None:
     assert source._next is not None
     source._next[1].result()
     readers: list[str] = []
-    object.__setattr__(source._reader, "read", lambda *_: readers.append(threading.current_thread().name))
+    source.read = lambda *_: readers.append(threading.current_thread().name)  # type: ignore
     waited = source.figures["data/switch_waited_seconds"]
     source.at(1)  # is there
     assert source.figures["data/switch_waited_seconds"] > waited and source.figures["data/switches"] == 1
@@ -260,7 +260,7 @@ def test_a_failure_in_the_background_reaches_training() -> None:
     source.at(0)
     assert source._next is not None
     source._next[1].result()
-    object.__setattr__(source._reader, "plan", None)
+    source._boundary = None  # type: ignore[assignment]
     source.at(1)  # is there; the one after it cannot be read
     with pytest.raises(AttributeError):
         source.at(2)

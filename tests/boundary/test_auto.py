@@ -13,7 +13,7 @@ from torch import Tensor
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary import boundary as auto
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Pass, choose, short_name
-from lightning_gnn_dist.homes.parts import PartReader, around
+from lightning_gnn_dist.homes.parts import Parts, around
 from lightning_gnn_dist.homes.residency import Plan
 from lightning_gnn_dist.layers.choice import Neighbourhoods
 from tests.boundary.models import model, weighted_data
@@ -157,7 +157,7 @@ def bytes_of_parts(hops: int) -> int:
     """The bytes of the largest part with a halo, as it is read."""
     graph, partition = cut_graph()
     plan = Plan(graph, partition, lgd.Holding(), PARTS, 0)
-    readers = [PartReader(plan, rank, lgd.Halo(hops), lgd.Coverage()) for rank in range(PARTS)]
+    readers = [Parts(plan, rank, lgd.Halo(hops), lgd.Coverage()) for rank in range(PARTS)]
     return max(reader.read(0).graph.num_bytes for reader in readers)
 
 

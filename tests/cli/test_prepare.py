@@ -14,7 +14,7 @@ from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.cli import prepare
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.engine import compiling, kernels
-from lightning_gnn_dist.homes.parts import PartReader
+from lightning_gnn_dist.homes.parts import Parts
 from lightning_gnn_dist.homes.residency import Plan
 from tests.python_server import fast_python
 
@@ -143,7 +143,7 @@ def test_memory_is_that_of_parts(graph: str, capsys: pytest.CaptureFixture[str])
     said, whole = capsys.readouterr().out, lgd.Graph.open(graph)
     plan = Plan(whole, lgd.RandomPartitioner()(whole, 3, 0), lgd.Holding(), 3, 0)
     for boundary in (lgd.Isolated(), lgd.Halo(1)):
-        readers = [PartReader(plan, rank, boundary, lgd.Coverage()) for rank in range(3)]
+        readers = [Parts(plan, rank, boundary, lgd.Coverage()) for rank in range(3)]
         taken = [reader.read(0).graph.num_bytes for reader in readers]
         assert f"{in_bytes(sum(taken) / 3)} in the mean, {in_bytes(max(taken))} at most" in said
     assert " are left here\n" in said

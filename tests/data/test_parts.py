@@ -10,7 +10,7 @@ from torch import Tensor
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.homes.parts import PartReader
+from lightning_gnn_dist.homes.parts import Parts
 from lightning_gnn_dist.homes.residency import Held, Plan, Residency, default_period
 
 ALL = [lgd.Fixed(), lgd.Rotate(), lgd.Redeal(40)]
@@ -97,10 +97,10 @@ def weighted_graph(mean_degree: float = 10.0) -> lgd.Graph:
     return lgd.Graph(graph.indptr, graph.indices, graph.node_arrays, {"edge_attr": weights})
 
 
-def reader(graph: lgd.Graph, residency: Residency, rank: int = 1, **options: Any) -> PartReader:
+def reader(graph: lgd.Graph, residency: Residency, rank: int = 1, **options: Any) -> Parts:
     partition = lgd.RandomPartitioner()(graph, residency.num_chunks(RANKS), 0)
     settings: dict[str, Any] = {"boundary": lgd.Isolated(), "coverage": None}
-    return PartReader(Plan(graph, partition, lgd.Holding(residency), RANKS, 0), rank, **(settings | options))
+    return Parts(Plan(graph, partition, lgd.Holding(residency), RANKS, 0), rank, **(settings | options))
 
 
 def edges_of(graph: lgd.Graph) -> set[tuple[int, int, float]]:
