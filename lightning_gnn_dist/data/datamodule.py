@@ -31,7 +31,7 @@ from lightning_gnn_dist.checks import (
     check_true_or_false,
 )
 from lightning_gnn_dist.data.plain_ddp import guard_plain_ddp
-from lightning_gnn_dist.data.task import NodeTask, Task, evaluation_of
+from lightning_gnn_dist.data.task import Task, WholeNodes, evaluation_of
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
@@ -242,9 +242,6 @@ class GraphDataModule(LightningDataModule):
 
         def learning(phase: int) -> Learning:
             part = parts.at(phase)
-            if home.exchanges:
-                assert home.outside is not None
-                return home.outside.learning(part, home.seeds_of(part).places)
             if self._anchors is not None and self._anchors[0] is not part:
                 self._anchors = None  # else the part before would stay in memory
             return self._learning_of(part, size, place, home.running.seed)
@@ -488,7 +485,7 @@ class PartitionedDataModule(GraphDataModule):
         if isinstance(where, Graph):
             whole = with_seeds_of(where, task)
             check_typed(whole.types, settings, asked, whole)
-            learned: Task = NodeTask(LocalGraph(whole, running, partitioner, holding, asked, coverage))
+            learned: Task = WholeNodes(LocalGraph(whole, running, partitioner, holding, asked, coverage))
             learned.check(whole)
         else:
             cut: Any = {"task": task, "partitioner": partitioner, "holding": holding}

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +19,9 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import check_arrays, check_labels
 from lightning_gnn_dist.homes.access import GraphAccess
-from lightning_gnn_dist.homes.local_graph import train_nodes
+from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
-from lightning_gnn_dist.layers.choice import Judged, is_limited
+from lightning_gnn_dist.layers.choice import Judged, Neighbourhoods, is_limited
 from lightning_gnn_dist.layers.exactness import Exactness
 from lightning_gnn_dist.layers.layered_loader import EvaluationLoader
 from lightning_gnn_dist.names import extension
@@ -28,6 +29,8 @@ from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.graph.user_ids import Columns
+
+_LONGEST = 1000  # super-epochs, at most, that are searched for ranks with nothing to learn from
 
 
 def evaluation_of(judged: Judged, home: GraphAccess, exactness: Exactness, data: object) -> Batches:
@@ -141,6 +144,22 @@ class Task(ForgetsRun, ABC):
         return found
 
 
+class Seeds(NamedTuple):
+    """The training nodes that a rank learns from.
+
+    Attributes:
+        own: Its own, by their ids in the part.
+        others: Those of other ranks that are seeds of this one too, by their ids in the part.
+        asked: All of them, its own first, by the ids that the source of their batches knows.
+        places: Where each of these stands among all training nodes of the graph.
+    """
+
+    own: Tensor
+    others: Tensor
+    asked: Tensor
+    places: Tensor
+
+
 class NodeTask(Task):
     """The nodes that masks of the graph mark."""
 
@@ -159,19 +178,18 @@ class NodeTask(Task):
             check_labels(graph, seeds, "train_mask")
         super().check_whole(graph)
 
-    def begin(self, run: RunContext, *, is_fit: bool) -> None:
-        super().begin(run, is_fit=is_fit)
-        if is_fit:
-            self.home.begin_nodes(self.num_batches)
-
-    def most(self) -> int:
-        return self.home.most_nodes()
+    @abstractmethod
+    def seeds_of(self, part: Graph) -> Seeds:
+        """Return what the rank learns from of a part."""
 
     def of_corrections(self) -> Tensor:
         return self.home.split("train")
 
     def learned(self, part: Graph, deal: Callable[..., Deal]) -> Learning:
-        seeds = self.home.seeds_of(part)
+        seeds = self.seeds_of(part)
+        if self.home.exchanges:
+            assert self.home.outside is not None
+            return self.home.outside.learning(part, seeds.places)
         if self.checks_values:
             check_arrays(part)
             check_labels(part, torch.cat([seeds.own, seeds.others]), "train_mask")
@@ -186,6 +204,89 @@ class NodeTask(Task):
         if self.checks_values and self.home.whole is not None:
             check_labels(self.home.whole, nodes, f"{name}_mask")
         return judged_nodes(self.home, nodes, f"{name}_mask marks")
+
+
+class WholeNodes(NodeTask):
+    """Those of a graph that every host has."""
+
+    home: LocalGraph
+
+    def begin(self, run: RunContext, *, is_fit: bool) -> None:
+        """Enter a run; refuse a fit in which some rank has nothing to learn in some super-epoch. All raise or none.
+
+        Each epoch counts as if it were a pass.
+        """
+        super().begin(run, is_fit=is_fit)
+        every = self.home.every() if is_fit and self.home.is_cut else None
+        if every is None:
+            return
+        trainer, num_super_epochs = run.trainer, 1.0
+        if trainer is not None:
+            steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
+            epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
+            passes = min(steps * trainer.accumulate_grad_batches / self.num_batches(), epochs * self.home.plan.turns)
+            num_super_epochs = passes / every
+        self.most(math.ceil(min(num_super_epochs, _LONGEST)))
+
+    def most(self, num_super_epochs: int | None = None) -> int:
+        """Return how many nodes the rank learns that learns most, in any of so many super-epochs.
+
+        Refuse it if some rank has none in one of them. All ranks raise or none.
+        """
+        nodes, plan = train_nodes(self.home.whole), self.home.plan
+        if not plan.has_parts:
+            return nodes.numel()
+        per_chunk = torch.bincount(plan.partition.assignment[nodes], minlength=plan.partition.num_parts)
+
+        def count(owner: Tensor) -> Tensor:
+            is_held = owner >= 0
+            return torch.bincount(owner[is_held], per_chunk[is_held], plan.num_parts)
+
+        otherwise = 'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes'
+        otherwise = otherwise if plan.turns == 1 else "hold more chunks at a time"
+        return plan.most(f"{nodes.numel()} training nodes", count, otherwise, num_super_epochs)
+
+    def seeds_of(self, part: Graph) -> Seeds:
+        home, own = self.home, part.split("train")
+        ids = None if part is home.whole else part.node_arrays["n_id"]
+        if ids is None and home.running.num_ranks > 1:
+            own = own[self._is_own(own)]
+        asked = own
+        if (hops := home.boundary.seed_hops) and home.is_cut and ids is not None:
+            mine = self._is_own(ids).nonzero().view(-1)
+            asked = torch.cat([own, seeds_around(part, mine, home.shown(part).node_arrays["train_mask"], hops)])
+        places = torch.searchsorted(home.whole.split("train"), asked if ids is None else ids[asked])
+        return Seeds(own, asked[len(own) :], asked, places)
+
+    def _is_own(self, nodes: Tensor) -> Tensor:
+        """Return which nodes of the whole graph are learned from where this rank's part is, in super-epoch 0."""
+        return self.home.plan.by_rank().assignment[nodes] == self.home.running.rank
+
+
+def train_nodes(graph: Graph) -> Tensor:
+    """Return the nodes that are learned; refuse a graph without any."""
+    seeds = graph.split("train")
+    if not seeds.numel():
+        raise ValueError("train_mask marks no node: there is nothing to learn from.")
+    return seeds
+
+
+def seeds_around(part: Graph, own: Tensor, train_mask: Tensor, hops: int) -> Tensor:
+    """Return the training nodes of other ranks within so many hops of a rank's own nodes, by their ids in its part.
+
+    Args:
+        part: What the rank holds.
+        own: Its own nodes, by their ids in the part.
+        train_mask: Marks all training nodes of the part, those of other ranks as well.
+        hops: How far others may be.
+    """
+    neighbourhoods, reached = Neighbourhoods(part, 1), own
+    for _ in range(hops):
+        reached = neighbourhoods.senders(reached)
+    is_seed = torch.zeros_like(train_mask)
+    is_seed[reached] = train_mask[reached]
+    is_seed[own] = False
+    return is_seed.nonzero().view(-1)
 
 
 def judged_nodes(home: GraphAccess, nodes: Tensor, whose: str) -> Judged:

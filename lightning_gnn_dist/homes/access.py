@@ -42,22 +42,6 @@ class Owners(NamedTuple):
     ranks: Tensor
 
 
-class Seeds(NamedTuple):
-    """The training nodes that a rank learns from.
-
-    Attributes:
-        own: Its own, by their ids in the part.
-        others: Those of other ranks that are seeds of this one too, by their ids in the part.
-        asked: All of them, its own first, by the ids that the source of their batches knows.
-        places: Where each of these stands among all training nodes of the graph.
-    """
-
-    own: Tensor
-    others: Tensor
-    asked: Tensor
-    places: Tensor
-
-
 class Phases(NamedTuple):
     """The parts that a rank trains on.
 
@@ -219,19 +203,6 @@ class GraphAccess(ForgetsRun, ABC):
     def against_averaging(self) -> str | None:
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
         return None
-
-    # Training nodes.
-
-    def begin_nodes(self, num_batches: Callable[[], int]) -> None:  # optional
-        """Refuse ranks with no node to learn in a fit; ``num_batches`` returns the batches of a pass. Collective."""
-
-    @abstractmethod
-    def most_nodes(self) -> int:
-        """Return how many nodes the rank learns that learns most, the same on all ranks. Collective, the first time."""
-
-    @abstractmethod
-    def seeds_of(self, part: Graph) -> Seeds:
-        """Return what the rank learns from of a part."""
 
     # Batches.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -23,8 +22,8 @@ from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.homes.access import GraphAccess, Owners, Phases, Seeds, Shown
-from lightning_gnn_dist.homes.parts import Parts, seeds_around
+from lightning_gnn_dist.homes.access import GraphAccess, Owners, Phases, Shown
+from lightning_gnn_dist.homes.parts import Parts
 from lightning_gnn_dist.homes.residency import Fixed, Holding, Plan, bytes_held, default_period
 from lightning_gnn_dist.homes.run import Host, RunContext
 from lightning_gnn_dist.joint import TrainsReplicasApart
@@ -40,7 +39,6 @@ from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.channel import Channel
 
 _BESIDE = 1 << 28  # bytes of a rank beside what it holds of a graph and of batches, at most
-_LONGEST = 1000  # super-epochs, at most, that are searched for ranks with nothing to learn from
 
 
 class LocalGraph(GraphAccess):
@@ -290,58 +288,6 @@ class LocalGraph(GraphAccess):
         reason: str | None = judge(self.graph, parts.assignment, parts.num_parts, uncovered / max(seeds, 1))
         return reason
 
-    # Training nodes.
-
-    def begin_nodes(self, num_batches: Callable[[], int]) -> None:
-        """Refuse a fit in which some rank has nothing to learn in some super-epoch. All ranks raise or none.
-
-        Each epoch counts as if it were a pass.
-        """
-        trainer, every = self.running.trainer, self.every() if self.is_cut else None
-        if every is None:
-            return
-        num_super_epochs = 1.0
-        if trainer is not None:
-            steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
-            epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
-            passes = min(steps * trainer.accumulate_grad_batches / num_batches(), epochs * self.plan.turns)
-            num_super_epochs = passes / every
-        self.most_nodes(math.ceil(min(num_super_epochs, _LONGEST)))
-
-    def most_nodes(self, num_super_epochs: int | None = None) -> int:
-        """Return how many nodes the rank learns that learns most, in any of so many super-epochs.
-
-        Refuse it if some rank has none in one of them. All ranks raise or none.
-        """
-        nodes, plan = train_nodes(self.whole), self.plan
-        if not plan.has_parts:
-            return nodes.numel()
-        per_chunk = torch.bincount(plan.partition.assignment[nodes], minlength=plan.partition.num_parts)
-
-        def count(owner: Tensor) -> Tensor:
-            is_held = owner >= 0
-            return torch.bincount(owner[is_held], per_chunk[is_held], plan.num_parts)
-
-        otherwise = 'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes'
-        otherwise = otherwise if plan.turns == 1 else "hold more chunks at a time"
-        return plan.most(f"{nodes.numel()} training nodes", count, otherwise, num_super_epochs)
-
-    def seeds_of(self, part: Graph) -> Seeds:
-        own = part.split("train")
-        ids = None if part is self.whole else part.node_arrays["n_id"]
-        if ids is None and self.running.num_ranks > 1:
-            own = own[self._is_own(own)]
-        asked = own
-        if (hops := self.boundary.seed_hops) and self.is_cut and ids is not None:
-            mine = self._is_own(ids).nonzero().view(-1)
-            asked = torch.cat([own, seeds_around(part, mine, self.shown(part).node_arrays["train_mask"], hops)])
-        places = torch.searchsorted(self.whole.split("train"), asked if ids is None else ids[asked])
-        return Seeds(own, asked[len(own) :], asked, places)
-
-    def _is_own(self, nodes: Tensor) -> Tensor:
-        """Return which nodes of the whole graph are learned from where this rank's part is, in super-epoch 0."""
-        return self.plan.by_rank().assignment[nodes] == self.running.rank
-
     # Batches.
 
     def training_source(self, part: Graph, sampler: Sampler) -> BatchSource:
@@ -416,14 +362,6 @@ class LocalGraph(GraphAccess):
 
     def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
         return {name: array[ids] for name, array in whole_graph_arrays(layers, self.graph).items()}
-
-
-def train_nodes(graph: Graph) -> Tensor:
-    """Return the nodes that are learned; refuse a graph without any."""
-    seeds = graph.split("train")
-    if not seeds.numel():
-        raise ValueError("train_mask marks no node: there is nothing to learn from.")
-    return seeds
 
 
 def _checked(graph: Graph, partitioner: object, holding: Holding, boundary: Boundary) -> Holding:

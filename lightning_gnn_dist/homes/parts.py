@@ -34,7 +34,6 @@ from lightning_gnn_dist.graph.rows import (
 from lightning_gnn_dist.graph.typed.build import induced
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.residency import Plan, ReadChunks
-from lightning_gnn_dist.layers.choice import Neighbourhoods
 from lightning_gnn_dist.partition.base import learned_from
 
 log = logging.getLogger(__name__)
@@ -166,24 +165,6 @@ class RowReading(RowSource):
         names = pieces[0].edge_arrays
         edges = {name: torch.cat([piece.edge_arrays[name] for piece in pieces]) for name in names}
         return PartRows(starts_of(degrees), torch.cat([piece.senders for piece in pieces]), edges)
-
-
-def seeds_around(part: Graph, own: Tensor, train_mask: Tensor, hops: int) -> Tensor:
-    """Return the training nodes of other ranks within so many hops of a rank's own nodes, by their ids in its part.
-
-    Args:
-        part: What the rank holds.
-        own: Its own nodes, by their ids in the part.
-        train_mask: Marks all training nodes of the part, those of other ranks as well.
-        hops: How far others may be.
-    """
-    neighbourhoods, reached = Neighbourhoods(part, 1), own
-    for _ in range(hops):
-        reached = neighbourhoods.senders(reached)
-    is_seed = torch.zeros_like(train_mask)
-    is_seed[reached] = train_mask[reached]
-    is_seed[own] = False
-    return is_seed.nonzero().view(-1)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.data.task import NodeTask
+from lightning_gnn_dist.data.task import WholeNodes
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
@@ -19,7 +19,7 @@ from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.partition.random import RandomPartitioner
 
 
-def task_elsewhere(given: Graph | Data | HeteroData | str | Path, running: RunContext, types: TypeNames) -> NodeTask:
+def task_elsewhere(given: Graph | Data | HeteroData | str | Path, running: RunContext, types: TypeNames) -> WholeNodes:
     """Return what is judged on another graph.
 
     Args:
@@ -39,7 +39,7 @@ def task_elsewhere(given: Graph | Data | HeteroData | str | Path, running: RunCo
     graph = graph if kind is None else with_seeds_of(graph, kind)
     check_typed(graph.types, settings, Isolated())
     home = LocalGraph(graph, running, RandomPartitioner(), Holding(), Isolated(), None)
-    task = NodeTask(home)
+    task = WholeNodes(home)
     task.check(graph)
     return task
 

@@ -22,8 +22,7 @@ from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, Shar
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.typed.names import have_names
-from lightning_gnn_dist.homes.access import GraphAccess, Owners, Seeds, Shown, check_typed
-from lightning_gnn_dist.homes.parts import seeds_around
+from lightning_gnn_dist.homes.access import GraphAccess, Owners, Shown, check_typed
 from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import Judged, bytes_of_batch, widest_row
@@ -70,7 +69,6 @@ class ShardHome(GraphAccess):
         self._shard: Shard | None = None  # as it was divided, with the labels of its edges
         self._part: Graph | None = None
         self.part_ids = torch.empty(0, dtype=torch.int64)  # of its nodes in the whole graph
-        self._places = torch.empty(0, dtype=torch.int64)  # of its training nodes among those of all ranks
         # What the rank learns that has most, and all that shards before the own one, and all ranks, can learn.
         self.most = self.marked_before = self.num_marked = 0
         super().__init__(running, boundary, coverage)
@@ -208,37 +206,11 @@ class ShardHome(GraphAccess):
 
     # Training nodes.
 
-    def begin_nodes(self, num_batches: Callable[[], int]) -> None:
-        marked, own = self.marked(), self.graph().shard.rows
-        counts = self.count(len(marked[self.of_copy()]), len(marked))
-        if not self.exchanges and bool((counts == 0).any()):
-            rank = int(counts.argmin())
-            raise ValueError(
-                f"Shard {rank % self.bounds.num_shards} of {self.path} has no training nodes for rank {rank} of "
-                f"{len(counts)}, which would have nothing to learn from: divide the graph by "
-                'MetisPartitioner(balance="train"), or use fewer shards or ranks.'
-            )
-        if self.boundary.seed_hops:
-            places = {"places": self.marked_before + own.node_arrays["train_mask"].cumsum(0) - 1}
-            self._places = self.graph().rows_of(places, self.part_ids)["places"]
-
-    def most_nodes(self) -> int:
-        return self.most
-
     def marked(self) -> Tensor:
         """Return all training nodes of the shard."""
         return self.graph().shard.rows.split("train")
 
-    def seeds_of(self, part: Graph) -> Seeds:
-        own, hops = self._own_seeds(part), self.boundary.seed_hops
-        if hops and self.is_cut:
-            mine = torch.arange(self.graph().shard.rows.num_nodes)
-            asked = torch.cat([own, seeds_around(part, mine, self.shown(part).node_arrays["train_mask"], hops)])
-            return Seeds(own, asked[len(own) :], asked, self._places[asked])
-        asked = self.graph().ids_of_own(own) if self.boundary.sees_whole_graph else own
-        return Seeds(own, own[:0], asked, self.marked_before + torch.arange(len(self.marked()))[self.of_copy()])
-
-    def _own_seeds(self, part: Graph) -> Tensor:
+    def own_seeds(self, part: Graph) -> Tensor:
         """Return this rank's share of the training nodes, by their ids in a part."""
         seeds = self.marked()[self.of_copy()]
         rows = self.graph().shard.rows
@@ -331,7 +303,7 @@ class ShardHome(GraphAccess):
 
     def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:
         found, ids = read_part(self.graph(), self.boundary, None, self.running.settings.seed_of_parts)
-        return found, self._own_seeds(found), Owners(ids, self.types.owners(ids)[0])
+        return found, self.own_seeds(found), Owners(ids, self.types.owners(ids)[0])
 
     def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
         shard = self.graph().shard

@@ -21,7 +21,7 @@ from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.data.task import NodeTask
+from lightning_gnn_dist.data.task import NodeTask, Seeds, seeds_around
 from lightning_gnn_dist.extensions.links.bounds import LinkBounds
 from lightning_gnn_dist.extensions.links.link_sampler import HeldLinks, are_links, positions_where
 from lightning_gnn_dist.extensions.links.negatives import Candidates
@@ -128,11 +128,41 @@ class NodesOfShards(NodeTask):
     """The nodes that masks of the shards mark."""
 
     home: ShardHome
+    _places: Tensor  # of the training nodes of a part among those of all ranks
 
     def begin(self, run: RunContext, *, is_fit: bool) -> None:
         super().begin(run, is_fit=is_fit)
         if isinstance(sampler := run.settings.training_sampler, TemporalSampler):
             sampler.check_shard(self.home.shard.rows)
+        if is_fit:
+            self._count()
+
+    def _count(self) -> None:
+        """Find out what each rank learns, and refuse ranks without any. Collective."""
+        home, marked, own = self.home, self.home.marked(), self.home.graph().shard.rows
+        counts = home.count(len(marked[home.of_copy()]), len(marked))
+        if not home.exchanges and bool((counts == 0).any()):
+            rank = int(counts.argmin())
+            raise ValueError(
+                f"Shard {rank % home.bounds.num_shards} of {home.path} has no training nodes for rank {rank} of "
+                f"{len(counts)}, which would have nothing to learn from: divide the graph by "
+                'MetisPartitioner(balance="train"), or use fewer shards or ranks.'
+            )
+        if home.boundary.seed_hops:
+            places = {"places": home.marked_before + own.node_arrays["train_mask"].cumsum(0) - 1}
+            self._places = home.graph().rows_of(places, home.part_ids)["places"]
+
+    def most(self) -> int:
+        return self.home.most
+
+    def seeds_of(self, part: Graph) -> Seeds:
+        home, own = self.home, self.home.own_seeds(part)
+        if (hops := home.boundary.seed_hops) and home.is_cut:
+            mine = torch.arange(home.graph().shard.rows.num_nodes)
+            asked = torch.cat([own, seeds_around(part, mine, home.shown(part).node_arrays["train_mask"], hops)])
+            return Seeds(own, asked[len(own) :], asked, self._places[asked])
+        asked = home.graph().ids_of_own(own) if home.boundary.sees_whole_graph else own
+        return Seeds(own, own[:0], asked, home.marked_before + torch.arange(len(home.marked()))[home.of_copy()])
 
 
 class ShardEdges(EdgeTask):
