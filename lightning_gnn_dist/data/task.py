@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batches import Batches, Deal, Learning
 from lightning_gnn_dist.batches.global_batches import OwnSeeds
+from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import check_arrays, check_labels
@@ -26,6 +27,7 @@ from lightning_gnn_dist.layers.exactness import Exactness
 from lightning_gnn_dist.layers.layered_loader import EvaluationLoader
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
+from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.graph.user_ids import Columns
@@ -182,6 +184,10 @@ class NodeTask(Task):
     def seeds_of(self, part: Graph) -> Seeds:
         """Return what the rank learns from of a part."""
 
+    @abstractmethod
+    def source_of(self, part: Graph, sampler: Sampler) -> BatchSource:
+        """Return the source of training batches of a part."""
+
     def of_corrections(self) -> Tensor:
         return self.home.split("train")
 
@@ -193,7 +199,7 @@ class NodeTask(Task):
         if self.checks_values:
             check_arrays(part)
             check_labels(part, torch.cat([seeds.own, seeds.others]), "train_mask")
-        source = self.home.training_source(part, self.home.running.settings.training_sampler)
+        source = self.source_of(part, self.home.running.settings.training_sampler)
         return Learning(source, deal(seeds.asked, inputs=seeds.places, num_taken=seeds.own.numel()))
 
     def across(self, sampler: Sampler) -> Sampler:
@@ -257,6 +263,13 @@ class WholeNodes(NodeTask):
             asked = torch.cat([own, seeds_around(part, mine, home.shown(part).node_arrays["train_mask"], hops)])
         places = torch.searchsorted(home.whole.split("train"), asked if ids is None else ids[asked])
         return Seeds(own, asked[len(own) :], asked, places)
+
+    def source_of(self, part: Graph, sampler: Sampler) -> BatchSource:
+        home = self.home
+        if not home.is_cut or home.outside is None:
+            return home.source(home.shown(part), sampler)
+        graph, finish = home.outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
+        return home.source(graph, sampler, finish=finish)
 
     def _is_own(self, nodes: Tensor) -> Tensor:
         """Return which nodes of the whole graph are learned from where this rank's part is, in super-epoch 0."""

@@ -207,10 +207,6 @@ class GraphAccess(ForgetsRun, ABC):
     # Batches.
 
     @abstractmethod
-    def training_source(self, part: Graph, sampler: Sampler) -> BatchSource:
-        """Return the source of batches of a part."""
-
-    @abstractmethod
     def whole_source(self, sampler: Sampler) -> BatchSource:
         """Return the source of batches of the whole graph."""
 
@@ -247,15 +243,11 @@ class GraphAccess(ForgetsRun, ABC):
     # Rows of nodes outside the part.
 
     @abstractmethod
-    def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:
-        """Return a part as batches show it, with all nodes that send to it.
+    def with_senders(self, part: Graph, layers: list[Layer]) -> tuple[Graph, Tensor, Owners]:
+        """Return a part as batches show it, with all nodes that send to it, and what layers read of the whole graph.
 
         Also the rank's own training nodes in it, and who owns its nodes. Collective.
         """
-
-    @abstractmethod
-    def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
-        """Return what layers read of the whole graph, with a row for each of the nodes of a part. Collective."""
 
 
 def folder_of(given: object, name: str) -> Any | None:

@@ -35,7 +35,6 @@ from lightning_gnn_dist.layers.through_layers import Layer, has_layers, whole_gr
 from lightning_gnn_dist.names import extension, offered
 from lightning_gnn_dist.partition.base import Cut, Partition
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
-from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.channel import Channel
 
 _BESIDE = 1 << 28  # bytes of a rank beside what it holds of a graph and of batches, at most
@@ -290,13 +289,6 @@ class LocalGraph(GraphAccess):
 
     # Batches.
 
-    def training_source(self, part: Graph, sampler: Sampler) -> BatchSource:
-        outside = self.outside if self.is_cut else None
-        if outside is None:
-            return self.source(self.shown(part), sampler)
-        graph, finish = outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
-        return self.source(graph, sampler, finish=finish)
-
     def whole_source(self, sampler: Sampler) -> BatchSource:
         return self.source(self.graph, sampler)
 
@@ -356,11 +348,13 @@ class LocalGraph(GraphAccess):
 
     # Rows of nodes outside the part.
 
-    def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:
+    def with_senders(self, part: Graph, layers: list[Layer]) -> tuple[Graph, Tensor, Owners]:
         ids = part.node_arrays["n_id"]
-        return self.shown(part), part.split("train"), Owners(ids, self.plan.by_rank().assignment[ids])
+        found = with_arrays(self.shown(part), self.whole_arrays(layers, ids))
+        return found, part.split("train"), Owners(ids, self.plan.by_rank().assignment[ids])
 
     def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
+        """Return what layers read of the whole graph, with a row for each of the nodes of a part."""
         return {name: array[ids] for name, array in whole_graph_arrays(layers, self.graph).items()}
 
 

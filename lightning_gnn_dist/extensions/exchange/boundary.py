@@ -17,7 +17,7 @@ from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.extensions.exchange.batch import ExchangeSource, LayerRun, OneBatch, exchange_plan
 from lightning_gnn_dist.extensions.exchange.row_exchange import RowExchange
 from lightning_gnn_dist.extensions.passes.part_batch import against_running_layers, part_batch_of
-from lightning_gnn_dist.graph.graph import Graph, with_arrays
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import check_arrays, check_labels
 from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.settings import BatchSettings
@@ -101,11 +101,10 @@ class ExchangedRows(Outside):
     def learning(self, part: Graph, inputs: Tensor | None) -> Learning:
         home, run, trainer = self.home, self.home.running, self.home.running.trainer
         assert trainer is not None
-        shown, seeds, owners = home.with_senders(part)
+        whole, seeds, owners = home.with_senders(part, layers_in(trainer.lightning_module))
         if run.settings.loading.check_values:
-            check_arrays(shown)
-            check_labels(shown, seeds, "train_mask")
-        whole = with_arrays(shown, home.whole_arrays(layers_in(trainer.lightning_module), owners.ids))
+            check_arrays(whole)
+            check_labels(whole, seeds, "train_mask")
         channel = open_channel(run.num_ranks, run.device)
         num_layers = run.settings.training_sampler.num_hops
         plan = exchange_plan(whole, seeds, owners, channel, num_layers, run.device)

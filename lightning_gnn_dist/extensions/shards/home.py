@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.source import BatchSource, GraphSource, stream_to
+from lightning_gnn_dist.batches.source import stream_to
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
@@ -19,7 +19,7 @@ from lightning_gnn_dist.extensions.shards.index import Bounds, Shard, TypedBound
 from lightning_gnn_dist.extensions.shards.nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.extensions.shards.part import read_part
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, ShardedSource, check_sampler
-from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.rows import Lookup
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.access import GraphAccess, Owners, Shown, check_typed
@@ -220,13 +220,6 @@ class ShardHome(GraphAccess):
 
     # Batches.
 
-    def training_source(self, part: Graph, sampler: Sampler) -> BatchSource:
-        if self.boundary.sees_whole_graph:
-            return self.whole_source(sampler)
-        if have_names(part.types):
-            sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
-        return GraphSource(part, sampler, **self.running.options_of_sources)
-
     def whole_source(self, sampler: Sampler) -> ShardedSource:
         run, stream = self.running, stream_to(self.running.device)
         loading = run.settings.loading
@@ -301,14 +294,15 @@ class ShardHome(GraphAccess):
 
     # Rows of nodes outside the part.
 
-    def with_senders(self, part: Graph) -> tuple[Graph, Tensor, Owners]:
-        found, ids = read_part(self.graph(), self.boundary, None, self.running.settings.seed_of_parts)
-        return found, self.own_seeds(found), Owners(ids, self.types.owners(ids)[0])
-
-    def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
+    def with_senders(self, part: Graph, layers: list[Layer]) -> tuple[Graph, Tensor, Owners]:
         shard = self.graph().shard
-        own = whole_graph_arrays(layers, shard.rows, shard.first_node)
-        return self.graph().rows_of(own, ids) if own else own
+        found, ids = read_part(self.graph(), self.boundary, None, self.running.settings.seed_of_parts)
+        own, seeds = whole_graph_arrays(layers, shard.rows, shard.first_node), self.own_seeds(found)
+        return (
+            with_arrays(found, self.graph().rows_of(own, ids) if own else own),
+            seeds,
+            Owners(ids, self.types.owners(ids)[0]),
+        )
 
 
 def _check_shards(bounds: Bounds, settings: BatchSettings, boundary: Boundary) -> None:

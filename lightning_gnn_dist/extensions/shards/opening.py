@@ -40,6 +40,7 @@ from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import share_of
+from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -163,6 +164,13 @@ class NodesOfShards(NodeTask):
             return Seeds(own, asked[len(own) :], asked, self._places[asked])
         asked = home.graph().ids_of_own(own) if home.boundary.sees_whole_graph else own
         return Seeds(own, own[:0], asked, home.marked_before + torch.arange(len(home.marked()))[home.of_copy()])
+
+    def source_of(self, part: Graph, sampler: Sampler) -> BatchSource:
+        if self.home.boundary.sees_whole_graph:
+            return self.home.whole_source(sampler)
+        if have_names(part.types):
+            sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
+        return GraphSource(part, sampler, **self.home.running.options_of_sources)
 
 
 class ShardEdges(EdgeTask):
