@@ -58,45 +58,36 @@ def _copy_rows(source: Array, rows: Array, out: Array, width: int) -> Any:
 
 
 @compiled
-def gather_bfloat16(source: Array, rows: Array, out: Array, width: int) -> Any:
-    """Copy as :func:`gather` does from ``source``, the bits of bfloat16, to ``out`` as the bits of float32."""
-    count = len(source) // width
+def gather_wide(source: Array, rows: Array, scales: Array | None, is_half: bool | None, out: Array, width: int) -> Any:
+    """Copy as :func:`gather` does, and make float32 of each number; what is None is left out as this is compiled.
+
+    Args:
+        source: The rows, each of ``width`` numbers: int8 with scales, else bits of bfloat16, or of float16.
+        rows: Which ones.
+        scales: A factor for each row of ``source``.
+        is_half: True for float16.
+        out: Receives them as float32, of bfloat16 as the bits of it.
+        width: Numbers of a row.
+    """
+    count, scale = len(source) // width, np.float32(1)
     for i in range(len(rows)):
         if _U(rows[_U(i)]) >= _U(count):
             return False
-        _prefetch_row(source, rows, i, width, 2)
+        if scales is None:
+            _prefetch_row(source, rows, i, width, 2)
+        else:
+            _prefetch_row(source, rows, i, width, 1)
+            prefetch(scales, rows[_U(min(i + ROWS_AHEAD, len(rows) - 1))])
+            scale = scales[_U(rows[_U(i)])]
         start, to = rows[_U(i)] * width, i * width
         for j in range(width):
-            out[_U(to + j)] = _W(source[_U(start + j)]) << _W(16)
-    return True
-
-
-@compiled
-def gather_float16(source: Array, rows: Array, out: Array, width: int) -> Any:
-    """Copy as :func:`gather` does from ``source``, the bits of float16, to ``out`` as float32."""
-    count = len(source) // width
-    for i in range(len(rows)):
-        if _U(rows[_U(i)]) >= _U(count):
-            return False
-        _prefetch_row(source, rows, i, width, 2)
-        start, to = rows[_U(i)] * width, i * width
-        for j in range(width):
-            out[_U(to + j)] = widened_half(source[_U(start + j)])
-    return True
-
-
-@compiled
-def gather_scaled(source: Array, rows: Array, scales: Array, out: Array, width: int) -> Any:
-    """Copy as :func:`gather` does from ``source``, int8, times the rows' ``scales``, to ``out`` as float32."""
-    count = len(source) // width
-    for i in range(len(rows)):
-        if _U(rows[_U(i)]) >= _U(count):
-            return False
-        _prefetch_row(source, rows, i, width, 1)
-        prefetch(scales, rows[_U(min(i + ROWS_AHEAD, len(rows) - 1))])
-        start, to, scale = rows[_U(i)] * width, i * width, scales[_U(rows[_U(i)])]
-        for j in range(width):
-            out[_U(to + j)] = np.float32(source[_U(start + j)]) * scale
+            number = source[_U(start + j)]
+            if scales is not None:
+                out[_U(to + j)] = np.float32(number) * scale
+            elif is_half is not None:
+                out[_U(to + j)] = widened_half(number)
+            else:
+                out[_U(to + j)] = _W(number) << _W(16)
     return True
 
 
@@ -212,13 +203,11 @@ def _widened(rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 def _widen(array: Tensor, rows: Tensor, scale: Tensor | None, out: Bytes) -> Any:
-    width, wide = array[0].numel(), np.uint32 if array.dtype == torch.bfloat16 else np.float32
-    to = out.view(wide)
-    if scale is not None:
-        scales = scale.detach().view(-1).to(torch.float32).numpy()
-        return gather_scaled(bits_of(array, torch.int8), rows.numpy(), scales, to, width)
-    widen = gather_bfloat16 if array.dtype == torch.bfloat16 else gather_float16
-    return widen(bits_of(array, torch.uint16), rows.numpy(), to, width)
+    is_half, is_small = array.dtype == torch.float16, scale is not None
+    scales = None if scale is None else scale.detach().view(-1).to(torch.float32).numpy()
+    source = bits_of(array, torch.int8 if is_small else torch.uint16)
+    to = out.view(np.float32 if is_small or is_half else np.uint32)
+    return gather_wide(source, rows.numpy(), scales, is_half or None, to, array[0].numel())
 
 
 def bits_of(array: Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:
