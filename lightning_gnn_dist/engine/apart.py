@@ -26,7 +26,7 @@ from lightning_gnn_dist.engine.sample import (
 )
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.graph.typed.names import TypeOffsets
+from lightning_gnn_dist.graph.typed.names import TypeNames
 
 _U = np.uint64
 _NODES_AT_ONCE = 1024  # whose ids and types stay in the fastest cache
@@ -162,7 +162,7 @@ def take_apart(graph: Graph, sample: Sample, *, with_ids: bool = True) -> Apart:
     return apart
 
 
-def by_types(types: TypeOffsets, sample: Sample) -> Apart | None:
+def by_types(types: TypeNames, sample: Sample) -> Apart | None:
     """Return the batch of a sample that has ``edge_kinds`` by types; None if an edge has ends of other types."""
     assert sample.edge_kinds is not None
     layout = remembered(types, "layout", lambda: _layout(types))
@@ -218,7 +218,7 @@ def places_of(graph: Graph, number: int, positions: Tensor) -> Tensor:
     return torch.from_numpy(places)
 
 
-def _layout(types: TypeOffsets) -> Layout:
+def _layout(types: TypeNames) -> Layout:
     ends = np.array([[types.node_types.index(end) for end in kind[::2]] for kind in types.edge_types], np.int64)
     into = np.argsort(ends[:, 1], kind="stable")
     counts = np.bincount(ends[:, 1], minlength=len(types.node_types))

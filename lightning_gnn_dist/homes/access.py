@@ -236,10 +236,6 @@ class GraphAccess(ForgetsRun, ABC):
         None where these are more than ``most``, or where that hop brings no edge. Collective.
         """
 
-    def is_whole_graph(self, seeds: Tensor) -> bool:
-        """Return whether a batch of an evaluation around these nodes is known to be the whole graph."""
-        return False
-
     # Rows of nodes outside the part.
 
     @abstractmethod

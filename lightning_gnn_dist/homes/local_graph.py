@@ -340,9 +340,6 @@ class LocalGraph(GraphAccess):
         counter = self._counter(1)
         return [counter.bytes_around(nodes, most) for nodes in some]
 
-    def is_whole_graph(self, seeds: Tensor) -> bool:
-        return self._counter().is_whole_graph(seeds)
-
     def _counter(self, more_hops: int = 0) -> Counter:
         return Counter(self.graph, self.running.sampler_of_evaluation(more_hops).num_hops, self.running.module)
 

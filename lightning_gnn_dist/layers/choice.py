@@ -214,11 +214,6 @@ class Counter:
         needed, reached = self._within(nodes, budget_bytes)
         return needed if needed <= budget_bytes and reached.edges[-1] > reached.edges[-2] else None
 
-    def is_whole_graph(self, nodes: Tensor) -> bool:
-        """Return whether a batch has all nodes and all edges."""
-        reached = self._reached.of(nodes)
-        return (reached.nodes[-1], reached.edges[-1]) == (self._graph.num_nodes, self._graph.num_edges)
-
     def is_cheaper_by_layer(self, seeds: Judged, batch_size: int) -> bool:
         """Return whether one pass over the layers costs a rank less than its batches of full neighbourhoods.
 

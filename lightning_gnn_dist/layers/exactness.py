@@ -38,8 +38,9 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 
 from lightning_gnn_dist.batches.batch import in_type
 from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.joint import RowsOfRanks
-from lightning_gnn_dist.layers.choice import Judged
+from lightning_gnn_dist.layers.choice import Judged, Neighbourhoods
 from lightning_gnn_dist.layers.layered_loader import for_layers
 from lightning_gnn_dist.layers.model_layers import is_compiled, is_in_training, is_watched
 from lightning_gnn_dist.layers.through_layers import has_layers
@@ -155,7 +156,7 @@ def seen_farther(module: LightningModule, judged: Judged, access: Any, num_batch
     except Exception as error:  # of any kind: what the module does in its own steps may be right
         log.info("Whether %s sees farther than its batches could not be tried: %s", name, error)
         return None
-    if found is None or (num_batches == judged.num_ranks == 1 and access.is_whole_graph(judged.nodes)):
+    if found is None or (num_batches == judged.num_ranks == 1 and _is_all(access.whole, judged)):
         return None  # or all: the batch of the evaluation is the whole graph
     rank_zero_warn(
         f"{name} sees farther than num_hops={num_hops}: with one more hop, outputs of some seeds differ by up to "
@@ -163,6 +164,14 @@ def seen_farther(module: LightningModule, judged: Judged, access: Any, num_batch
         "hops, or predict all nodes in one batch of the whole graph; Evaluation(probe=False) leaves this look out."
     )
     return found
+
+
+def _is_all(graph: Graph | None, judged: Judged) -> bool:
+    """Whether one batch around all that is judged is known to be the whole graph."""
+    if graph is None:
+        return False
+    reached = Neighbourhoods(graph, judged.sampler(0).num_hops).of(judged.nodes)
+    return (reached.nodes[-1], reached.edges[-1]) == (graph.num_nodes, graph.num_edges)
 
 
 def may_be_called(module: nn.Module) -> bool:

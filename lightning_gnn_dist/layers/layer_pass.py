@@ -26,7 +26,7 @@ from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph, with_arrays, with_arrays_of_types
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of, starts_of
-from lightning_gnn_dist.graph.typed.names import TypeOffsets
+from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.layers.choice import EDGES_OF_A_NODE, Neighbourhoods, widest_row
 from lightning_gnn_dist.layers.model_layers import ModelLayers
 from lightning_gnn_dist.layers.through_layers import BYTES_OF_AN_EDGE, COPIES, Layer, rows_of_types, whole_graph_arrays
@@ -119,7 +119,7 @@ class GraphNodes:
         self.bytes_per_edge, self.most_rows = max(map(bytes_per_row, types.edge_arrays.values())), graph.num_nodes
 
     @property
-    def types(self) -> TypeOffsets:
+    def types(self) -> TypeNames:
         """The types of the graph by whose ids nodes are told."""
         return self.rows.types
 

@@ -23,11 +23,11 @@ from lightning_gnn_dist.engine.intrinsics import LINE, copy_bytes, prefetch
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.sample import Apart, Sample, of_one_type
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, Caches, RowCache
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeOffsets
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 from lightning_gnn_dist.sampling.turns import Steps, together
 
 _U = np.uint64
-Types = TypeVar("Types", bound=TypeOffsets)
+Types = TypeVar("Types", bound=TypeNames)
 
 
 class WantedRows(NamedTuple):
@@ -264,7 +264,7 @@ def gather_joined(array: Tensor, held: Tensor, others: Tensor, rows: Tensor, poo
     return out.view(array.dtype).view(shape)
 
 
-def take_apart_of_shards(types: TypeOffsets, sample: Sample) -> Apart:
+def take_apart_of_shards(types: TypeNames, sample: Sample) -> Apart:
     """Do as :func:`take_apart` for a sample of a graph in shards, whose ``edge_ids`` count in the edges' types."""
     if len(types.node_types) == len(types.edge_types) == 1:
         return of_one_type(sample)

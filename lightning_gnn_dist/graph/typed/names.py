@@ -17,7 +17,7 @@ _OF_DATA = re.compile(r"(?<![\w/.-])data\.")  # and not the name of a file, such
 
 
 class TypeNames(Protocol):
-    """The names of a graph's types."""
+    """The types of a graph, without its edges and arrays, which nobody may have."""
 
     @property
     def node_types(self) -> tuple[str, ...]: ...
@@ -25,17 +25,13 @@ class TypeNames(Protocol):
     @property
     def edge_types(self) -> tuple[EdgeType, ...]: ...
 
-    def seed_type(self) -> str: ...
-
-
-class TypeOffsets(TypeNames, Protocol):
-    """The types of a graph, without its edges and arrays, which nobody may have."""
-
     @property
     def offsets(self) -> tuple[int, ...]: ...
 
+    def seed_type(self) -> str: ...
 
-class TypeRanges(TypeOffsets, Protocol):
+
+class TypeRanges(TypeNames, Protocol):
     """The same, with the ids of the nodes of a type."""
 
     def nodes_of(self, node_type: str) -> range: ...
@@ -46,9 +42,6 @@ class OneType:
 
     node_types: tuple[str, ...] = ("",)
     edge_types: tuple[EdgeType, ...] = (("", "", ""),)
-
-    def seed_type(self) -> str:
-        return ""
 
 
 def have_names(types: TypeNames) -> bool:
