@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lightning_gnn_dist.extensions.rounded.gradients import RoundedGradients
+from lightning_gnn_dist.extensions.rounded.reducers import RoundedGradients
 
 
 class SentAfter(RoundedGradients):

@@ -61,7 +61,7 @@ from lightning_gnn_dist.extensions.larger_than_memory.ahead import MOST_KNOWN
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Caches, RowCache
 from lightning_gnn_dist.extensions.passes.prediction import Prediction
 from lightning_gnn_dist.extensions.shards.index import Shard
-from lightning_gnn_dist.extensions.shards.owner import Message, Question
+from lightning_gnn_dist.extensions.shards.questions import Message, Question
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, ShardedSampler, ShardedSource
 from lightning_gnn_dist.layers.layer_pass import Work
 from lightning_gnn_dist.partition.base import Partitioner

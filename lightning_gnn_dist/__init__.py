@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.callbacks.run_report import RunReport as RunReport
     from lightning_gnn_dist.data.datamodule import PartitionedDataModule as PartitionedDataModule
     from lightning_gnn_dist.extensions.elastic.living_peers import Elastic as Elastic
-    from lightning_gnn_dist.extensions.exchange.boundary import Exchange as Exchange
-    from lightning_gnn_dist.extensions.history.boundary import History as History
-    from lightning_gnn_dist.extensions.inductive.seen import inductive_graph as inductive_graph
-    from lightning_gnn_dist.extensions.larger_than_memory.sweep import Sweep as Sweep
+    from lightning_gnn_dist.extensions.exchange.exchange import Exchange as Exchange
+    from lightning_gnn_dist.extensions.history.history import History as History
+    from lightning_gnn_dist.extensions.inductive.inductive import inductive_graph as inductive_graph
+    from lightning_gnn_dist.extensions.larger_than_memory.chunks import Sweep as Sweep
     from lightning_gnn_dist.extensions.links.best_links import best_links as best_links
     from lightning_gnn_dist.extensions.links.link_datamodule import LinkDataModule as LinkDataModule
-    from lightning_gnn_dist.extensions.links.link_ranking import LinkRanking as LinkRanking
     from lightning_gnn_dist.extensions.links.link_split import LinkSplit as LinkSplit
     from lightning_gnn_dist.extensions.links.link_split import split_edges as split_edges
+    from lightning_gnn_dist.extensions.links.ranking import LinkRanking as LinkRanking
     from lightning_gnn_dist.extensions.passes.prediction import predict_by_layer as predict_by_layer
     from lightning_gnn_dist.extensions.ready_made.layers import layers_of as layers_of
     from lightning_gnn_dist.extensions.rounded.reducers import Overlapped as Overlapped

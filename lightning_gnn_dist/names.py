@@ -7,11 +7,11 @@ from typing import Any
 
 EXTENSIONS = {  # what a user asks for by something else than its class, such as a layer of torch
     "by time": "lightning_gnn_dist.extensions.temporal.temporal_sampler:TemporalSampler",
-    "layers of PyG": "lightning_gnn_dist.extensions.ready_made.found:FoundLayers",
+    "layers of PyG": "lightning_gnn_dist.extensions.ready_made.layers:FoundLayers",
     "layers beyond memory": "lightning_gnn_dist.extensions.passes.layer_pass:beyond_memory",
     "task of a database": "lightning_gnn_dist.extensions.databases.tasks:sampler_of_task",
     "explained errors": "lightning_gnn_dist.extensions.explaining.models:explain",
-    "another graph": "lightning_gnn_dist.extensions.inductive.elsewhere:AnotherGraph",
+    "another graph": "lightning_gnn_dist.extensions.inductive.inductive:AnotherGraph",
     "serve": "lightning_gnn_dist.extensions.serving.command:ServingTrainer",
     "shares.json": "lightning_gnn_dist.extensions.shards.opening:Shards",  # what opens a folder with such a file
     "sparse rows": "lightning_gnn_dist.extensions.tables.learned_tables:LearnedTables",

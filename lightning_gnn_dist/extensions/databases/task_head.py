@@ -18,7 +18,7 @@ from torchmetrics.classification import (
 )
 from torchmetrics.regression import MeanAbsoluteError, R2Score
 
-from lightning_gnn_dist.extensions.links.recommending import RecommendingHead
+from lightning_gnn_dist.extensions.links.ranking import RecommendingHead
 from lightning_gnn_dist.graph.typed.tables import Tables
 
 BINARY, CLASSES, LABELS = "binary_classification", "multiclass_classification", "multilabel_classification"

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import urlsplit
 
-from lightning_gnn_dist.extensions.elastic.settings import (
+from lightning_gnn_dist.extensions.elastic.membership import (
     LIGHTHOUSE,
     RANK,
     RANKS,

@@ -15,8 +15,7 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_only
 from torch import Tensor, nn
 
-from lightning_gnn_dist.extensions.elastic.membership import Membership, Seat
-from lightning_gnn_dist.extensions.elastic.settings import Patience, check_available
+from lightning_gnn_dist.extensions.elastic.membership import Membership, Patience, Seat, check_available
 from lightning_gnn_dist.joint import BringsHooks
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, set_global_step

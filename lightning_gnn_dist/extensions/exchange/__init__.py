@@ -2,9 +2,9 @@
 
     PartitionedDataModule(graph, boundary=Exchange(), sampler=WholePartSampler(2))
 
-boundary.py       ``Exchange``, what it does not go with, and what a data module asks of it in a run
-batch.py          the one batch of a pass: which rows ranks need of each other, found out once, and its layers
-row_exchange.py   rows sent within a forward, their gradients within the backward, and for how long each is used
+exchange.py      ``Exchange``, what it does not go with, and the one batch of a pass: which rows ranks need of each
+                 other, found out once, and its layers
+row_exchange.py  rows sent within a forward, their gradients within the backward, and for how long each is used
 
 It comes in as a ``Boundary``, whose ``Outside`` gives a run its batches. Their class is in ``passes``.
 """

@@ -2,6 +2,5 @@
 
     PartitionedDataModule(inductive_graph(graph), evaluation=Evaluation(on=graph))
 
-seen.py        the graph to train on where held nodes must not be seen
-elsewhere.py   what is judged on another graph, which must have the same types and features
+A graph that is judged must have the same types and features as the one that is trained on.
 """

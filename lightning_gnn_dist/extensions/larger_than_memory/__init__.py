@@ -4,16 +4,15 @@
     Loading(sample_on="auto")        what of a graph fits lies on the GPU: edges first, then rows that are read most
     Holding(Sweep(bytes=4 * 10**9))  a rank trains on some chunks of a graph, while it reads the next
 
-files.py           rows of a graph's files, as a data module asks for them; merged_reads.py reads them in few requests
-ahead.py           the source of both this and shards: draws bulks ahead of their rows, which tables.py brings together
+files.py           rows of a graph's files, as a data module asks for them, read in few requests
+ahead.py           the source of both this and shards: draws bulks ahead of their rows, which it brings together
 row_cache.py       rows that are kept, in serving, too
 device_stream.py   brings batches to a device
 placement.py       what of a graph lies on a device, and the source of its batches: memory_plan.py counts bytes and
                    expected reads
 rows_on_device.py  batches whose rows lie on a device where they are held there
-device_sampler.py  draws batches on a device, hop by hop as device_draws.py has it, in the one graph of a bulk that
-                   stack.py grows
-reorder.py         writes a graph chunk by chunk; chunk_reading.py says where each begins, and reads some
-sweep.py           which chunks are held, and when
+device_sampler.py  draws batches on a device, hop by hop, in one graph of a bulk
+chunks.py          which chunks are held, and when; where each begins in a saved graph, and what reads some
+reorder.py         writes a graph chunk by chunk
 memory.py          whether hosts have the memory of a fit, and the ways out where they have not
 """

@@ -1,6 +1,7 @@
-"""The base of sources whose batches need rows that lie elsewhere: bulks are drawn some way ahead of their rows.
+"""Batches whose rows lie elsewhere, on other ranks or in files: bulks are drawn some way ahead of their rows.
 
 seeds of the coming bulks -> what they draw -> the rows of the first of them, those that others need again are kept
+samples of a bulk -> the rows that they need, each once -> one request for all types -> batches with their arrays
 
 Where other ranks are asked, an exchange asks for the rows of a bulk, the last hop of the next one, the hop before of
 the one after, and so on: a bulk goes through an exchange for each hop and one for its rows, and takes one on average.
@@ -12,17 +13,287 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import count, takewhile
-from typing import Any
+from math import prod
+from threading import Lock
+from typing import Any, Generic, NamedTuple, TypeVar
 
+import numpy as np
+import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batch import SampledData, bytes_of, store_of_seeds
-from lightning_gnn_dist.batches.pool import Widen
-from lightning_gnn_dist.batches.source import BatchSource, BulkSeeds, Inputs, MadeBulk, Stream, handed_out
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.extensions.larger_than_memory.tables import Bulk, Tables
+from lightning_gnn_dist.batches.batch import LABELS, PoolOf, SampledData, bytes_of, store_of_seeds
+from lightning_gnn_dist.batches.pool import ROWS_AHEAD, Pool, Widen, bits_of, check_rows, gather_rows, room_for
+from lightning_gnn_dist.batches.source import (
+    BatchSource,
+    BulkSeeds,
+    Content,
+    Inputs,
+    MadeBulk,
+    Stream,
+    Taken,
+    handed_out,
+    made_of,
+)
+from lightning_gnn_dist.engine.apart import by_types
+from lightning_gnn_dist.engine.compiling import compiled
+from lightning_gnn_dist.engine.intrinsics import LINE, copy_bytes, prefetch
+from lightning_gnn_dist.engine.kernels import Array
+from lightning_gnn_dist.engine.sample import Apart, BatchKey, Sample, of_one_type
+from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, Caches, RowCache
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 from lightning_gnn_dist.homes.settings import Loading
-from lightning_gnn_dist.sampling.turns import Inquiry, Steps, take_turn
+from lightning_gnn_dist.sampling.turns import Inquiry, Steps, take_turn, together
+
+_U = np.uint64
+Types = TypeVar("Types", bound=TypeNames)
+
+
+class WantedRows(NamedTuple):
+    """Rows of a type that are needed.
+
+    Attributes:
+        places: The places of those that are here, among these.
+        is_other: Which of them are elsewhere.
+        distinct: The ids of those, each once, increasing.
+        inverse: Where each of those stands in ``distinct``.
+    """
+
+    places: Tensor
+    is_other: Tensor
+    distinct: Tensor
+    inverse: Tensor
+
+
+class Table:
+    """Rows of a type by their ids in it.
+
+    Args:
+        arrays: The arrays by name. Of one that the cache has too, the first ``num_own`` rows are used, and others are
+            elsewhere. Of one that it does not have, all rows are here.
+        first: The id of the first row that is here.
+        num_own: How many are here.
+        cache: Holds rows that are elsewhere.
+        fetch: Asks for the rows of some increasing ids, by name.
+    """
+
+    def __init__(
+        self, arrays: Arrays, first: int, num_own: int, cache: RowCache, fetch: Callable[[Tensor], Steps[Arrays]]
+    ) -> None:
+        self.own, self.cache, self.fetch = arrays, cache, fetch
+        self._first, self._num_own = first, num_own
+
+    def seek(self, ids: Tensor) -> WantedRows:
+        """Return what is to be known of some rows before they are fetched. Nobody is asked."""
+        places = ids - self._first
+        is_other = (places < 0) | (places >= self._num_own)
+        return WantedRows(places, is_other, *ids[is_other].unique(return_inverse=True))
+
+    def rows_of_batches(
+        self,
+        wanted: WantedRows,
+        ids: Sequence[Tensor],
+        num_labels: Sequence[int | None],
+        pool_of: PoolOf,
+    ) -> Steps[list[Taken]]:
+        """Fetch the rows that are elsewhere, each once, and return those of each batch.
+
+        Args:
+            wanted: What is known of the rows of all batches.
+            ids: The ids of the rows of each batch.
+            num_labels: How many rows of labels each batch has. With None it has all.
+            pool_of: Returns the pool that lends memory for the array of a name, or None.
+        """
+        at, missing = self.cache.look_up(wanted.distinct)
+        fetched = yield from self.fetch(missing)
+        self.cache.offer(missing, fetched)
+        wanted.places[wanted.is_other] = self._num_own + at[wanted.inverse]
+        places = wanted.places.split(list(map(len, ids)))
+        return [Taken(self._gathered(fetched, *of, pool_of)) for of in zip(places, ids, num_labels, strict=True)]
+
+    def _gathered(
+        self, fetched: Arrays, places: Tensor, ids: Tensor, num_labels: int | None, pool_of: PoolOf
+    ) -> Arrays:
+        rows = {}
+        for name, array in self.own.items():
+            upto = num_labels if name == LABELS else None
+            if name in fetched:
+                own, held = array[: self._num_own], self.cache.rows[name]
+                rows[name] = gather_joined(own, held, fetched[name], places[:upto], pool_of(name))
+            else:
+                rows[name] = gather_rows(array, ids[:upto], pool_of(name))
+        return rows
+
+
+class Bulk(NamedTuple):
+    """Batches that are drawn, without their arrays.
+
+    Attributes:
+        samples: What was drawn, for each batch.
+        apart: The same by types; a graph without types counts as one of one type.
+        nodes: The rows of each node type that all of them need.
+    """
+
+    samples: list[Sample]
+    apart: list[Apart]
+    nodes: list[WantedRows]
+
+
+class Tables(Generic[Types]):
+    """The arrays of all types of a graph, some rows of which lie elsewhere.
+
+    Args:
+        types: The types; a graph without types counts as one of one type.
+        of_nodes: The arrays of each node type.
+        of_edges: Those of each edge type that has some, by its number. None of their rows is held.
+        cache_bytes: What the caches of all node types may hold together.
+
+    Attributes:
+        cache: What is held of rows that are elsewhere.
+        making: Held by the thread that makes a bulk from the cache.
+    """
+
+    def __init__(
+        self, types: Types, of_nodes: Sequence[Table], of_edges: dict[int, Table], cache_bytes: int = 0
+    ) -> None:
+        self.types, self.of_nodes, self.of_edges = types, of_nodes, of_edges
+        self.cache, self.making = Caches([table.cache for table in of_nodes], cache_bytes), Lock()
+
+    @property
+    def fetched_bytes(self) -> int:
+        """The bytes that were fetched so far."""
+        return self.cache.fetched_bytes
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """Numbers to log: what was fetched, how many rows were asked for, and how many of these were held."""
+        asked, hits = self.cache.asked, self.cache.hits
+        if not asked:
+            return {}
+        cache = {"data/cache_asked": float(asked), "data/cache_hits": float(hits), "data/cache_hit_rate": hits / asked}
+        return {"data/fetched_bytes": float(self.fetched_bytes)} | cache
+
+    def take_apart(self, sample: Sample) -> Apart:
+        """Return a batch by types, with the ids of edges in their types."""
+        return take_apart_of_shards(self.types, sample)
+
+    def ask(self, questions: list[Any]) -> Sequence[Any]:
+        """Answer what drawing and filling bulks ask, in one exchange. Of files nobody is asked."""
+        return []
+
+    def seek(self, samples: list[Sample]) -> Bulk:
+        """Return what is to be known of the rows of a bulk. Nobody is asked."""
+        apart = [self.take_apart(sample) for sample in samples]
+        nodes = [
+            table.seek(torch.cat([of_batch.nodes[number] for of_batch in apart]))
+            for number, table in enumerate(self.of_nodes)
+        ]
+        return Bulk(samples, apart, nodes)
+
+    def fill(
+        self,
+        bulk: Bulk,
+        coming: Sequence[Bulk] = (),
+        pool_of: PoolOf = lambda _: None,
+        *,
+        widen: Widen = True,
+        all_labels: bool = True,
+    ) -> Steps[list[SampledData]]:
+        """Return the batches of a bulk with their arrays, in one turn. The next bulks say what will be needed again.
+
+        The rows of all types are asked for at once.
+        """
+        with self.making:  # what the cache holds stays until the bulk has it
+            known = zip(*(each.nodes for each in (bulk, *coming)), strict=True)
+            self.cache.settle([[wanted.distinct for wanted in of_type] for of_type in known])
+            nodes, edges = yield from together(
+                [together(self._nodes(bulk, pool_of, all_labels)), together(self._edges(bulk, pool_of))]
+            )
+        of_edges = dict(zip(self.of_edges, edges, strict=True))
+        made = []
+        for i, (sample, apart) in enumerate(zip(bulk.samples, bulk.apart, strict=True)):
+            edge_rows = [of_edges[kind][i] if kind in of_edges else Taken({}) for kind in range(len(apart.rows))]
+            content = Content.by_types(self.types, apart, sample, [of_type[i] for of_type in nodes], edge_rows)
+            made.append(made_of(content, widen=widen, all_labels=all_labels))
+        return made
+
+    def _nodes(self, bulk: Bulk, pool_of: PoolOf, all_labels: bool) -> list[Steps[list[Taken]]]:
+        """Fetch the rows of each node type."""
+        return [
+            table.rows_of_batches(
+                wanted,
+                [apart.nodes[number] for apart in bulk.apart],
+                [None if all_labels else apart.num_sampled[number][0] for apart in bulk.apart],
+                _pools_of(pool_of, self.types.node_types[number]),
+            )
+            for number, (table, wanted) in enumerate(zip(self.of_nodes, bulk.nodes, strict=True))
+        ]
+
+    def _edges(self, bulk: Bulk, pool_of: PoolOf) -> list[Steps[list[Taken]]]:
+        """Fetch the rows of each edge type that has arrays."""
+        of_types = {number: [apart.rows[number].edge_ids for apart in bulk.apart] for number in self.of_edges}
+        return [
+            self.of_edges[number].rows_of_batches(
+                self.of_edges[number].seek(torch.cat(ids)),
+                ids,
+                [None] * len(ids),
+                _pools_of(pool_of, self.types.edge_types[number]),
+            )
+            for number, ids in of_types.items()
+        ]
+
+
+def _pools_of(pool_of: PoolOf, kind: str | EdgeType) -> PoolOf:
+    """Return the pools of the arrays of a type."""
+    return lambda name: pool_of(f"{kind} {name}")
+
+
+@compiled
+def gather_of_three(first: Array, second: Array, third: Array, rows: Array, out: Array, width: int) -> None:
+    """Copy ``rows`` of three arrays that stand below each other to ``out``, all uint8; a row has ``width`` bytes."""
+    last, ahead = len(rows) - 1, min(width, 8 * LINE)
+    split, end = len(first), len(first) + len(second)
+    for i in range(len(rows)):
+        coming, row = rows[_U(min(i + ROWS_AHEAD, last))] * width, rows[_U(i)] * width
+        for offset in range(0, ahead, LINE):
+            if coming < split:
+                prefetch(first, coming + offset)
+            elif coming < end:
+                prefetch(second, coming - split + offset)
+            else:
+                prefetch(third, coming - end + offset)
+        if row < split:
+            copy_bytes(out, i * width, first, row, width)
+        elif row < end:
+            copy_bytes(out, i * width, second, row - split, width)
+        else:
+            copy_bytes(out, i * width, third, row - end, width)
+
+
+def gather_joined(array: Tensor, held: Tensor, others: Tensor, rows: Tensor, pool: Pool | None = None) -> Tensor:
+    """Rows of three arrays as if they stood below each other, copied as :func:`gather_rows` does."""
+    shape = (rows.numel(), *array.shape[1:])
+    num_bytes = prod(shape) * array.dtype.itemsize
+    if not num_bytes:
+        return array.new_empty(shape)
+    check_rows(rows, len(array) + len(held) + len(others))
+    first, second, third = (bits_of(source, torch.uint8) for source in (array, held, others))
+    out = room_for(num_bytes, pool)
+    gather_of_three(first, second, third, rows.numpy(), out.numpy(), num_bytes // rows.numel())
+    return out.view(array.dtype).view(shape)
+
+
+def take_apart_of_shards(types: TypeNames, sample: Sample) -> Apart:
+    """Do as :func:`take_apart` for a sample of a graph in shards, whose ``edge_ids`` count in the edges' types."""
+    if len(types.node_types) == len(types.edge_types) == 1:
+        return of_one_type(sample)
+    apart = by_types(types, sample)
+    if apart is None:
+        raise ValueError(
+            "A rank has an edge whose ends are of other types than its type says: its shard was changed after it was "
+            "opened. Copy the shards again."
+        )
+    return apart
+
 
 MOST_KNOWN = 8  # bulks whose draws are known when rows are chosen for the cache
 MOST_AHEAD = 32  # bulks, where they are so small that any number would fit

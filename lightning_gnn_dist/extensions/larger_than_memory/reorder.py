@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_at_least, check_folder, check_instance, check_true_or_false
-from lightning_gnn_dist.extensions.larger_than_memory.chunk_reading import Chunks
+from lightning_gnn_dist.extensions.larger_than_memory.chunks import Chunks
 from lightning_gnn_dist.extensions.larger_than_memory.whole_rows import order_of_types, whole_rows
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.graph import Graph, bytes_per_edge, bytes_per_node

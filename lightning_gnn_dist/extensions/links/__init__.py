@@ -6,8 +6,7 @@ link_split.py       held edges and the graph of the others: how they are chosen,
 edges.py            the edges of a type, and what they show of others
 link_datamodule.py  the data module; task.py is its ``Task``, answers.py that of what a database recommends
 link_sampler.py     a ``Sampler`` that draws around both ends of targets; negatives.py has the false ones
-link_ranking.py     metrics of ranks among false edges
-ranking.py          the best receivers of some senders: recommending.py has a head, and its metric, of all receivers
+ranking.py          metrics of ranks among false edges; the best receivers of some senders, and a head that recommends
 best_links.py       those of nodes, which ranks find together
 
 It needs ``temporal``, by whose times edges are split. Links in shards stand with these.

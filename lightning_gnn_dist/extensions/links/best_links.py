@@ -30,7 +30,7 @@ from lightning_gnn_dist.checks import check_instance
 from lightning_gnn_dist.extensions.links.edges import LinkEnds, ends_of
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.links.ranking import BestLinks
-from lightning_gnn_dist.extensions.passes.forecast import bytes_there
+from lightning_gnn_dist.extensions.passes.layer_pass import bytes_there
 from lightning_gnn_dist.extensions.passes.prediction import check_budget, check_options, pass_over_all, predict_once
 from lightning_gnn_dist.extensions.passes.row_table import RowTable
 from lightning_gnn_dist.graph.convert import distinct_ids

@@ -7,20 +7,22 @@ of all nodes, and of the rows that parts keep of nodes outside them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
-from lightning_gnn_dist.extensions.passes.forecast import RAM, Forecast, Memory, bytes_there
-from lightning_gnn_dist.extensions.passes.nodes import FileNodes, folder_beside
-from lightning_gnn_dist.extensions.passes.row_table import Room, RowTables, fetch_rows, kept
-from lightning_gnn_dist.extensions.passes.way import WayAndBack
+from lightning_gnn_dist.batches.pool import Pool
+from lightning_gnn_dist.batches.source import Content, Taken
+from lightning_gnn_dist.extensions.passes.row_table import Room, RowTables, WayAndBack, fetch_rows, kept
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
+from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.homes.run import halved
 from lightning_gnn_dist.layers.layer_pass import (
     FOR_A_TABLE,
     GraphNodes,
@@ -30,12 +32,163 @@ from lightning_gnn_dist.layers.layer_pass import (
     Work,
     by_type,
     bytes_foreseen,
+    divided,
     edges_before,
     ids_of,
+    takes_many_pages,
 )
 from lightning_gnn_dist.layers.model_layers import ModelLayers
-from lightning_gnn_dist.layers.through_layers import Layer
+from lightning_gnn_dist.layers.through_layers import Layer, whole_graph_arrays
 from lightning_gnn_dist.wire.channel import Channel
+from lightning_gnn_dist.wire.memory import free_on, held_bytes, peak_bytes, reset_peak
+
+_FIRST = 4  # the first batch takes this part of what others may
+_MEASURABLE = 4 << 20  # bytes; what smaller batches take is lost in what an allocator keeps
+_LEAST_FACTOR = 0.1
+
+
+def bytes_there(wanted: int | None, device: torch.device) -> int:
+    """Return the bytes of its own memory that a device may be asked for: ``wanted``, halved until it is at most half of
+    what is free there now. By default it is that half; of a device without memory of its own, 0.
+    """
+    if device.type != "cuda":
+        return 0
+    free = free_on(device)
+    return halved(free // 2 if wanted is None else wanted, free)
+
+
+class Memory(NamedTuple):
+    """A memory of which it is known how much is held.
+
+    Attributes:
+        held: Returns the bytes that are held; None where nobody says it.
+        peak: Returns the most that have been held since ``reset_peak``; None where nobody says it.
+        reset_peak: Counts the peak from now on. False where that is not possible.
+    """
+
+    held: Callable[[], int | None]
+    peak: Callable[[], int | None]
+    reset_peak: Callable[[], bool]
+
+    @classmethod
+    def of_device(cls, device: torch.device) -> Memory:
+        """Return that of a CUDA device: what tensors take, launched or done, so that nobody waits for the device."""
+        held, peak = torch.cuda.memory_allocated, torch.cuda.max_memory_allocated
+        reset = torch.cuda.reset_peak_memory_stats
+        return cls(partial(held, device), partial(peak, device), lambda: reset(device) is None)
+
+
+RAM = Memory(held_bytes, peak_bytes, reset_peak)
+
+
+class Forecast:
+    """Learns how many bytes a batch takes for each byte that was foreseen for it.
+
+    A batch took at least what the process has grown by since the batch began, and at most what it has grown by since
+    the work began: an allocator keeps much of what is freed, and uses it again. So a small batch after large ones tells
+    little, and one with which the process holds more than ever before, and more than it may, was too large.
+
+    Args:
+        most_bytes: Bytes that a batch may take.
+        memory: Where it takes them.
+    """
+
+    def __init__(self, most_bytes: float, memory: Memory = RAM) -> None:
+        self._most, self._factor, self._is_first = most_bytes, 1.0, True
+        self._memory, self._base, self._highest = memory, memory.held(), 0
+
+    @property
+    def allowed(self) -> float:
+        """The bytes that may be foreseen for the next batch."""
+        return self._most / self._factor / (_FIRST if self._is_first else 1)
+
+    def begin(self) -> None:
+        """Note that a batch begins."""
+        self._before = self._memory.held() if self._memory.reset_peak() else None
+
+    def end(self, foreseen: float, held_by_tables: int) -> None:
+        """Note what a batch was foreseen to take, and how many bytes tables of rows take beside it."""
+        self._is_first = False
+        peak = self._memory.peak()
+        if peak is not None and self._base is not None and self._before is not None and foreseen > _MEASURABLE:
+            least, most = peak - self._before, peak - self._base - held_by_tables
+            fitting = min(max(self._factor, least / foreseen), most / foreseen)
+            if most > max(self._most, self._highest):
+                fitting = max(fitting, self._factor * most / self._most)
+            self._highest = max(self._highest, most)
+            self._factor = max(fitting, self._factor / 2, _LEAST_FACTOR)  # so batches grow step by step
+
+    def was_too_much(self, foreseen: float) -> None:
+        """Note that memory was short for a batch: from now on, half of it is the most."""
+        self._most = min(self._most, foreseen * self._factor) / 2
+
+
+class FileNodes(GraphNodes):
+    """Cuts the nodes into ranges, one for each rank: of equal work, or for all nodes of one type of equal length.
+
+    Of a graph in files no pages are kept in memory, if they would take too much.
+
+    Args:
+        graph: The graph, which all ranks have alike.
+        seeds: The seeds of all ranks, or None for all nodes.
+        layers: The layers of the model.
+        num_ranks: How many ranks share the work.
+        budget_bytes: Bytes that the work may take.
+        options: What :class:`GraphNodes` take.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        seeds: Tensor | None,
+        layers: Sequence[Layer],
+        num_ranks: int,
+        budget_bytes: int,
+        **options: Any,
+    ) -> None:
+        num_layers, starts = len(layers), torch.arange(num_ranks + 1) * graph.num_nodes // num_ranks
+        if seeds is None and have_names(graph.types):
+            seeds, num_layers = torch.arange(graph.num_nodes), 1  # all layers compute the same nodes
+        if seeds is not None:
+            starts = divided(graph, seeds, num_layers, num_ranks)
+        super().__init__(graph, starts, more=whole_graph_arrays(layers, graph), **options)
+        self._ranges = starts
+        self._mapped: dict[int, MappedRows] | None = None
+        if takes_many_pages(graph, budget_bytes):
+            maps, types, others = all_maps(), graph.types, self._others.types  # a look at maps: not for every batch
+            of_types = [*types.node_arrays.values(), *others.node_arrays.values(), *others.edge_arrays.values()]
+            self._mapped = {id(array): MappedRows(array, maps) for arrays in of_types for array in arrays.values()}
+            self._edges = [MappedRows(array, maps) for array in (graph.indptr, graph.indices, types.edge_type)]
+
+    def own(self, rank: int) -> range:
+        """Return the nodes that a rank owns."""
+        return range(*self._ranges[rank : rank + 2].tolist())
+
+    def _made(self, content: Content) -> Any:
+        if self._mapped is not None:
+            for array in self._edges:
+                array.release()  # the pages that drawing has read
+            nodes, edges = ([self._read(of) for of in of_types] for of_types in (content.nodes, content.edges))
+            content = content._replace(nodes=nodes, edges=edges)
+        return super()._made(content)
+
+    def _read(self, taken: Taken) -> Taken:
+        """Return the rows that a batch takes of the arrays of a type."""
+        if taken.rows is None or self._mapped is None:
+            return taken
+        return Taken({name: self._mapped[id(array)].take(taken.rows) for name, array in taken.arrays.items()})
+
+    def _taken(self, arrays: Mapping[str, Tensor], at: Tensor, pool: Pool | None = None) -> dict[str, Tensor]:
+        if self._mapped is not None:
+            arrays = {name: self._mapped[id(array)].take(at) for name, array in arrays.items()}
+            at = torch.arange(len(at))
+        return super()._taken(arrays, at, pool)
+
+
+def folder_beside(graph: Graph) -> Path | None:
+    """Return where rows go that take too much memory, or None for the system's folder of temporary files."""
+    return None if graph.path is None else graph.path.parent
+
 
 _FOR_A_BATCH = 0.4  # of the budget; pages of files and what an allocator keeps come on top
 _UNDER_WAY = 0.1  # of the budget: what is on its way to the device, and what is on its way back

@@ -31,8 +31,7 @@ from lightning_gnn_dist.checks import (
     is_limit,
     shown,
 )
-from lightning_gnn_dist.extensions.passes.layer_pass import FarPass, OnRows
-from lightning_gnn_dist.extensions.passes.nodes import FileNodes, folder_beside
+from lightning_gnn_dist.extensions.passes.layer_pass import FarPass, FileNodes, OnRows, folder_beside
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of

@@ -22,12 +22,19 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.pool import BufferPool, Widen
 from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, graph_is_damaged
+from lightning_gnn_dist.extensions.larger_than_memory.ahead import Table, Tables
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import RowCache
-from lightning_gnn_dist.extensions.larger_than_memory.tables import Table, Tables
 from lightning_gnn_dist.extensions.serving.question import Arrays, Question, served
-from lightning_gnn_dist.extensions.shards.draws import DrawRule, draw_hops, sample_at_times
-from lightning_gnn_dist.extensions.shards.owner import Join, Message, Owner, Route
-from lightning_gnn_dist.extensions.shards.owner import Question as AskedOfOwners
+from lightning_gnn_dist.extensions.shards.questions import (
+    DrawRule,
+    Join,
+    Message,
+    Owner,
+    Route,
+    draw_hops,
+    sample_at_times,
+)
+from lightning_gnn_dist.extensions.shards.questions import Question as AskedOfOwners
 from lightning_gnn_dist.extensions.temporal.row_draws import GrowingBatch
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.extensions.temporal.times import (

@@ -5,10 +5,10 @@
 index.py          what lies in the folder: where each shard begins, of each type, and a shard
 opening.py        what a data module is given: found by the name of its file, in ``names.EXTENSIONS``; and edges of a
                   split, a task
-home.py           the ``GraphAccess``: the own shard, and what a boundary brings along, which part.py reads; and what an
-                  evaluation costs, measured by draws; nodes.py is its pass over the layers, of own nodes
+home.py           the ``GraphAccess``: the own shard, and what a boundary brings along, and what an evaluation costs;
+                  nodes.py is its pass over the layers, of own nodes
 remote_graph.py   the whole graph, whose rows are asked of their owners, and the source of its batches
-draws.py          how batches grow by what owners draw; owner.py says who is asked, and answers
+questions.py      what owners are asked, how they answer, and how batches grow by what they draw
 divide.py         ``save_shards``, of a graph that is there, or of a split
 one_shard.py      ``prepare_graph(shard=OneShard(0, 4))``: a ``Portion``, with its nodes and edges
 

@@ -15,7 +15,7 @@ from lightning_gnn_dist.batches.batch import gathered
 from lightning_gnn_dist.batches.pool import Pool
 from lightning_gnn_dist.batches.source import Content, Taken, made_of, taken_of_edges
 from lightning_gnn_dist.engine.sample import Sample, has_ids
-from lightning_gnn_dist.extensions.larger_than_memory.tables import take_apart_of_shards
+from lightning_gnn_dist.extensions.larger_than_memory.ahead import take_apart_of_shards
 from lightning_gnn_dist.extensions.passes.row_table import Room, RowTable, fetch_rows
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard, TypedBounds, check_ranks
 from lightning_gnn_dist.graph.convert import SUFFIX

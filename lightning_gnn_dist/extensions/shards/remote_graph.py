@@ -30,19 +30,17 @@ from lightning_gnn_dist.engine.layer_kernels import LayerDraws
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.weighted import NONE
-from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource
+from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource, Table, Tables
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, RowCache
-from lightning_gnn_dist.extensions.larger_than_memory.tables import Table, Tables
 from lightning_gnn_dist.extensions.links.link_sampler import FALSE_ENDS, FalseEnds, Home, LinkSampler
 from lightning_gnn_dist.extensions.links.negatives import RANDOM_TRIES, tried_places
-from lightning_gnn_dist.extensions.shards.draws import DrawRule, draw_hops, sample_at_times, whole_rows
 from lightning_gnn_dist.extensions.shards.index import Shard, TypedBounds
-from lightning_gnn_dist.extensions.shards.layer_draws import sample_layer
-from lightning_gnn_dist.extensions.shards.owner import (
+from lightning_gnn_dist.extensions.shards.questions import (
     DEGREES,
     EDGES,
     LINKED,
     NODES,
+    DrawRule,
     Join,
     Message,
     Owner,
@@ -50,8 +48,12 @@ from lightning_gnn_dist.extensions.shards.owner import (
     Route,
     answer_of,
     ask_owners,
+    draw_hops,
     letters_of,
     narrow,
+    sample_at_times,
+    sample_layer,
+    whole_rows,
 )
 from lightning_gnn_dist.extensions.temporal.row_draws import Drawn, GrowingBatch
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, check_comparable

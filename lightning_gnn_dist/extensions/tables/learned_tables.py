@@ -6,8 +6,8 @@ takes its own from one.
 
 In rounds, a row that a rank has touched in :math:`k_{p,i}` local steps counts for :math:`a_{p,i} = w_p k_{p,i}` there,
 with :math:`w_p` the weight of the rank: a plain mean over ranks would keep 1/P of the way that one rank has moved it
-(:mod:`~lightning_gnn_dist.extensions.tables.exchange` has the formula). A row that nobody has touched stays where it
-is, on all ranks alike. So do its moments, where ranks average them.
+(:mod:`~lightning_gnn_dist.extensions.tables.touched_rows` has the formula). A row that nobody has touched stays where
+it is, on all ranks alike. So do its moments, where ranks average them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,14 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.extensions.tables.exchange import mean_at_all_, weights_of_ranks
-from lightning_gnn_dist.extensions.tables.gradients import (
-    clip_sparse_gradients,
-    give_back_clipping,
-    mean_at_each_step_,
-    mean_gradients_,
-)
 from lightning_gnn_dist.extensions.tables.lazy_adam import LazyAdam
-from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding, asking_nobody, divide, owned_tables
-from lightning_gnn_dist.extensions.tables.row_owners import RowOwners
+from lightning_gnn_dist.extensions.tables.owned_embedding import (
+    OwnedEmbedding,
+    RowOwners,
+    asking_nobody,
+    divide,
+    owned_tables,
+)
 from lightning_gnn_dist.extensions.tables.table import (
     Table,
     check_tables,
@@ -41,6 +39,14 @@ from lightning_gnn_dist.extensions.tables.table import (
     holds,
     refuse_owned,
     tables_of,
+)
+from lightning_gnn_dist.extensions.tables.touched_rows import (
+    clip_sparse_gradients,
+    give_back_clipping,
+    mean_at_all_,
+    mean_at_each_step_,
+    mean_gradients_,
+    weights_of_ranks,
 )
 from lightning_gnn_dist.rounds.means import optimizer_tensors
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, ReplicaState

@@ -22,8 +22,8 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.extensions.databases.column_encoder import read_tables
 from lightning_gnn_dist.extensions.databases.shop import write_shop
-from lightning_gnn_dist.extensions.links.ranking import BestLinks
-from lightning_gnn_dist.extensions.links.recommending import (
+from lightning_gnn_dist.extensions.links.ranking import (
+    BestLinks,
     MeanAveragePrecision,
     RecommendingHead,
     Said,

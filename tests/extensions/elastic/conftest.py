@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from lightning_gnn_dist.extensions.elastic.settings import LIGHTHOUSE
+from lightning_gnn_dist.extensions.elastic.membership import LIGHTHOUSE
 from tests.extensions.elastic.elastic_fitting import HEARTBEAT_SECONDS
 
 

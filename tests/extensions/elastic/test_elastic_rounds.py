@@ -17,7 +17,7 @@ from torch import Tensor
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.extensions.elastic.settings import SIGN, waits
+from lightning_gnn_dist.extensions.elastic.membership import SIGN, waits
 from tests.extensions.elastic.elastic_fitting import AWAITED, TIMEOUT_SECONDS, TWO, Fate, come_back, train
 from tests.python_server import fast_python
 from tests.ranks import RankError, run_ranks, start_ranks

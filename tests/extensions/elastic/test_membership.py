@@ -13,13 +13,14 @@ from torch import Tensor
 
 from lightning_gnn_dist import Elastic
 from lightning_gnn_dist.extensions.elastic.launcher import Launcher
-from lightning_gnn_dist.extensions.elastic.membership import Membership, name_of_rank
-from lightning_gnn_dist.extensions.elastic.settings import (
+from lightning_gnn_dist.extensions.elastic.membership import (
     RANK,
     RANKS,
+    Membership,
     Sign,
     check_available,
     is_silent,
+    name_of_rank,
     quorum_of,
     waits,
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_gnn_dist.extensions.elastic.settings import LIGHTHOUSE, RANK, RANKS
+from lightning_gnn_dist.extensions.elastic.membership import LIGHTHOUSE, RANK, RANKS
 from tests.pages import ROOT, blocks
 from tests.python_server import fast_python
 from tests.test_readme_code import commands

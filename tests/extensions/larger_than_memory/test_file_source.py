@@ -16,10 +16,9 @@ from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.extensions.larger_than_memory import merged_reads
-from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, FileSource
-from lightning_gnn_dist.extensions.larger_than_memory.merged_reads import THREAD_NAME, MergedReads
+from lightning_gnn_dist.extensions.larger_than_memory.ahead import gather_joined
+from lightning_gnn_dist.extensions.larger_than_memory.files import THREAD_NAME, DiskRows, FileSource, MergedReads
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Caches, RowCache
-from lightning_gnn_dist.extensions.larger_than_memory.tables import gather_joined
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.batch_contents import check_same, contents

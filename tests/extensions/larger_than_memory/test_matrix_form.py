@@ -23,8 +23,16 @@ from lightning_gnn_dist import FastGCNSampler, Graph, LadiesSampler, NeighborSam
 from lightning_gnn_dist.engine import rng
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.larger_than_memory import device_draws as tensors
-from lightning_gnn_dist.extensions.larger_than_memory.device_draws import below, distinct, draw, keys_of, scales, unit
-from lightning_gnn_dist.extensions.larger_than_memory.stack import Edges, Stack
+from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import (
+    Edges,
+    Stack,
+    below,
+    distinct,
+    draw,
+    keys_of,
+    scales,
+    unit,
+)
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.layer_wise import LayerSampler
 from tests.sampling import reference

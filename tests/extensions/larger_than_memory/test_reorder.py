@@ -13,7 +13,7 @@ import torch
 from lightning_gnn_dist import Graph, Partition
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.larger_than_memory import chunk_reading
-from lightning_gnn_dist.extensions.larger_than_memory.chunk_reading import FILE, ChunkReader, Chunks
+from lightning_gnn_dist.extensions.larger_than_memory.chunks import FILE, ChunkReader, Chunks
 from lightning_gnn_dist.extensions.larger_than_memory.reorder import reorder_graph
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, row_slices
 from lightning_gnn_dist.graph.storage import npy

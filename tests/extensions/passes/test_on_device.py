@@ -11,8 +11,7 @@ from torch import Tensor
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.passes import layer_pass
-from lightning_gnn_dist.extensions.passes.layer_pass import FarPass
-from lightning_gnn_dist.extensions.passes.nodes import FileNodes
+from lightning_gnn_dist.extensions.passes.layer_pass import FarPass, FileNodes
 from lightning_gnn_dist.layers.layer_pass import Work
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.data_fitting import trainer

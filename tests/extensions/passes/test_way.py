@@ -10,9 +10,7 @@ from torch import Tensor
 from lightning_gnn_dist import Graph
 from lightning_gnn_dist.extensions.passes import forecast
 from lightning_gnn_dist.extensions.passes import nodes as of_nodes
-from lightning_gnn_dist.extensions.passes.forecast import Forecast, Memory, bytes_there
-from lightning_gnn_dist.extensions.passes.layer_pass import FarPass
-from lightning_gnn_dist.extensions.passes.nodes import FileNodes
+from lightning_gnn_dist.extensions.passes.layer_pass import FarPass, FileNodes, Forecast, Memory, bytes_there
 from lightning_gnn_dist.graph.storage.mapped import all_maps
 from lightning_gnn_dist.homes.settings import LEAST_BYTES
 from lightning_gnn_dist.layers.layer_pass import Work

@@ -13,7 +13,7 @@ from torch.nn.functional import mse_loss
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.rounded import means
-from lightning_gnn_dist.extensions.rounded.means import Overlap
+from lightning_gnn_dist.extensions.rounded.reducers import Overlap
 from lightning_gnn_dist.rounds.reducer import Groups
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.every_strategy import PATIENCE

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import GrappaStrategy, LocalSGDStrategy, Outer, Overlapped, Rounded
-from lightning_gnn_dist.extensions.rounded.gradients import RoundedGradients
+from lightning_gnn_dist.extensions.rounded.reducers import RoundedGradients
 from lightning_gnn_dist.extensions.rounded.rounded_mean import ROW
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.cli.test_train import init, parsed

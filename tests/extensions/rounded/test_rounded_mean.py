@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.extensions.rounded import rounded_mean
-from lightning_gnn_dist.extensions.rounded.codec import Codec
-from lightning_gnn_dist.extensions.rounded.means import Means
-from lightning_gnn_dist.extensions.rounded.rounded_mean import RoundedMean, means_together
+from lightning_gnn_dist.extensions.rounded.reducers import Means
+from lightning_gnn_dist.extensions.rounded.rounded_mean import Codec, RoundedMean, means_together
 from lightning_gnn_dist.rounds.reducer import is_rounded
 from lightning_gnn_dist.wire.channel import Channel
 from tests.wire.threads import Seated, Table

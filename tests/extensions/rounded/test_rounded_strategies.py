@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist import EverySteps, LLCGStrategy, LocalSGDStrategy, Outer, Rounded
-from lightning_gnn_dist.extensions.rounded.codec import Codec
-from lightning_gnn_dist.extensions.rounded.rounded_mean import RoundedMean, means_together
+from lightning_gnn_dist.extensions.rounded.rounded_mean import Codec, RoundedMean, means_together
 from lightning_gnn_dist.wire.hosts import find_hosts, open_channel_of_means
 from tests.every_strategy import PATIENCE
 from tests.ranks import join, run_ranks

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.extensions.larger_than_memory.tables import Bulk
+from lightning_gnn_dist.extensions.larger_than_memory.ahead import Bulk
 from lightning_gnn_dist.extensions.shards.index import Shard
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, ShardedSampler
 from lightning_gnn_dist.wire.channel import Channel, open_channel

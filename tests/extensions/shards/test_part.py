@@ -12,7 +12,7 @@ from torch import Tensor
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.extensions.shards import remote_graph
-from lightning_gnn_dist.extensions.shards.part import read_part
+from lightning_gnn_dist.extensions.shards.home import read_part
 from lightning_gnn_dist.graph.typed.names import have_names
 from tests.batch_contents import check_same
 from tests.boundary.models import MODELS, Weights, check_learned, model, weighted_data, weights_of

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lightning_gnn_dist import EverySteps, LazyAdam, LocalSGDStrategy, Outer, TMAStrategy
 from lightning_gnn_dist.extensions.elastic.living_peers import refuse_states
-from lightning_gnn_dist.extensions.tables.exchange import TouchedRows, to_owners
 from lightning_gnn_dist.extensions.tables.learned_tables import LearnedRows
+from lightning_gnn_dist.extensions.tables.touched_rows import TouchedRows, to_owners
 from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.rounds.partitioned_strategy import states_of
 from lightning_gnn_dist.wire import collectives

@@ -1,4 +1,4 @@
-r"""Rows that layers make of nodes outside a part, as their owners computed them at the last meeting.
+r"""The boundary of rows that layers make of nodes outside a part, as their owners computed them at the last meeting.
 
 .. math::
     h^{(l)}_v = f_l\bigl(h^{(l-1)}_v, \{h^{(l-1)}_u : u \to v\}\bigr) \text{ for } v \text{ inside},
@@ -9,28 +9,80 @@ The rows :math:`\bar h` are those of the whole graph and the averaged model; in 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes, seen_by_layers
 from lightning_gnn_dist.batches.source import Finish
-from lightning_gnn_dist.boundary.boundary import Outside
+from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Outside
+from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.extensions.passes.layer_pass import FarPass
 from lightning_gnn_dist.extensions.passes.nodes import folder_beside
-from lightning_gnn_dist.extensions.passes.part_batch import RunsLayers, part_batch_of
+from lightning_gnn_dist.extensions.passes.part_batch import RunsLayers, against_running_layers, part_batch_of
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import edge_positions
 from lightning_gnn_dist.homes.local_graph import LocalGraph
+from lightning_gnn_dist.homes.settings import BatchSettings
+from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.layer_pass import GraphNodes, Ids, LayerPass, LayerRows, ids_of
 from lightning_gnn_dist.layers.through_layers import Layer, layers_in, layers_on_blocks
+from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
+from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
+from lightning_gnn_dist.sampling.base import SeesByTime
 from lightning_gnn_dist.wire.channel import Channel, open_channel
+
+_LOOKED_AT = 100_000  # rounds whose ends are compared with changes of parts
+
+
+class KeptRows(MeetingHook):
+    """Lets ranks compute the rows for each other, with the model that all have alike, before anything reads them."""
+
+    def begin(self, fit: Fit) -> None:
+        super().begin(fit)
+        self._data: GraphDataModule = datamodule_of(fit.lightning_module.trainer)
+        self._is_checked = False
+
+    def begin_round(self) -> None:
+        loader, start = self._data._train_batches, self.fit.round.batches_done
+        assert loader is not None
+        if not self._is_checked and (every := loader.end_of_phase(0)) is not None:
+            self._check_parts(every)
+        self._is_checked = True
+        if self._data._home.is_cut:
+            loader.move_to(start)
+            assert self._data._home.outside is not None
+            self._data._home.outside.refresh(loader.phase_of(start))
+
+    def _check_parts(self, every: int) -> None:
+        """Refuse parts that change within a round: after so many batches."""
+        trainer: Any = self.fit.lightning_module.trainer
+        last, start = trainer.max_epochs, self.fit.round.batches_done
+        for idx in range(self.fit.round.round_idx, _LOOKED_AT if last is None or last < 0 else min(last, _LOOKED_AT)):
+            stop = start + trainer.strategy.batches_of_round(idx)
+            if stop == math.inf:
+                _refuse(f"with {trainer.strategy.clock} nobody knows before when that is. Use EverySteps or EveryPass")
+            if start // every != (stop - 1) // every:
+                _refuse(
+                    f"round {idx} is of batches {start} to {stop - 1}, and parts change every {every} batches. Let "
+                    "rounds have a length that divides this"
+                )
+            start = stop
+
+
+def _refuse(why: str) -> NoReturn:
+    raise ValueError(
+        "boundary=History() has ranks compute rows for their parts at meetings, so parts may change only there, and "
+        f"{why}, or keep parts, with Holding(Fixed()), or use boundary=Halo()."
+    )
 
 
 class PartNodes(GraphNodes):
@@ -261,3 +313,55 @@ def _last_readers(part: Graph, is_inside: Tensor, num_layers: int) -> Tensor:
         last[senders] = last[senders].clamp(min=layer)
         computed = torch.cat([computed, senders[is_inside[senders]]]).unique()
     return last.masked_fill(is_inside, 0)
+
+
+@dataclass(frozen=True)
+class History(Boundary):
+    """Senders outside a part are known by the rows that their owners computed at the last meeting.
+
+    At a meeting of a strategy of rounds, once replicas are equal, the ranks compute the nodes at the boundary together,
+    layer by layer and exactly, without dropout: each rank those that it owns. In the local steps that follow, these are
+    the rows that the layers behind the first read of nodes outside the part, and no gradient goes through them (DIGEST,
+    arXiv:2206.00057; GNNAutoScale, arXiv:2106.05609). Their input rows are read from the graph together with the part.
+    So a node of the part sees all its neighbours in every layer, and between meetings nothing is sent.
+
+    A node belongs to the rank whose training nodes are in its chunk. A rank that holds another chunk beside, as with
+    :class:`Rotate`, computes its nodes for itself, as they receive from all their in-neighbours too; so are
+    ``extra_nodes``. Only nodes that nobody here computes have rows of the last meeting.
+
+    It takes a module with a method ``layers`` (see :func:`through_layers`) and a strategy of rounds, such as
+    :class:`LocalSGDStrategy`, :class:`LLCGStrategy` or :class:`TMAStrategy`. Parts may change at meetings alone.
+    """
+
+    keeps_rows = True
+
+    def check_settings(self, settings: BatchSettings) -> None:
+        if settings.leaves_types_out:
+            raise ValueError(
+                f"boundary=History() computes rows by edges of all types, and {settings.training_sampler} leaves some "
+                "out: give each edge type a number above 0, or take boundary=Halo()."
+            )
+        if any(isinstance(sampler, SeesByTime) for sampler in settings.samplers):
+            raise ValueError(
+                "boundary=History() keeps one row of each node, whatever the time of the seed that reads it, and "
+                f"{settings.training_sampler} draws by time: take Isolated(), Halo() or Fetch()."
+            )
+
+    def check_in_fit(self, trainer: Trainer) -> None:
+        found = against_running_layers(trainer.lightning_module)
+        if not isinstance(trainer.strategy, TrainsReplicasApart):
+            found = (
+                f"{type(trainer.strategy).__name__} has no meetings: use LocalSGDStrategy(), LLCGStrategy() or "
+                "TMAStrategy(), or with this strategy boundary=Exchange() or Halo()."
+            )
+        if found is not None:
+            raise ValueError("boundary=History() takes rows of inner layers that ranks compute at meetings. " + found)
+
+    def wrap(self, home: LocalGraph) -> MeetingRows:
+        return MeetingRows(home)
+
+    def hooks(self) -> list[MeetingHook]:
+        return [KeptRows()]
+
+    def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:
+        return Halo().around(graph, residents, edges_into, seed)
