@@ -24,8 +24,7 @@ from lightning_gnn_dist.batches.one_hop import RowsOfTypes, seen_by_layers
 from lightning_gnn_dist.batches.source import Finish
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Outside
 from lightning_gnn_dist.data.datamodule import GraphDataModule
-from lightning_gnn_dist.extensions.passes.layer_pass import FarPass
-from lightning_gnn_dist.extensions.passes.nodes import folder_beside
+from lightning_gnn_dist.extensions.passes.layer_pass import FarPass, folder_beside
 from lightning_gnn_dist.extensions.passes.part_batch import RunsLayers, against_running_layers, part_batch_of
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.memo import remembered

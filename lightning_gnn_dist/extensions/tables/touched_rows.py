@@ -27,8 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_gnn_dist.engine.lending import sent
-from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding
-from lightning_gnn_dist.extensions.tables.row_owners import bounds_of
+from lightning_gnn_dist.extensions.tables.owned_embedding import OwnedEmbedding, bounds_of
 from lightning_gnn_dist.extensions.tables.table import Table, coalesced, touched
 from lightning_gnn_dist.rounds.sparse_gradients import no_rows, of_rows, short, take_rows_
 from lightning_gnn_dist.wire import collectives

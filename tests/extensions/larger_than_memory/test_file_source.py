@@ -15,7 +15,7 @@ from lightning_gnn_dist import ClusterSampler, Graph, LadiesSampler, Loading, Ne
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
-from lightning_gnn_dist.extensions.larger_than_memory import merged_reads
+from lightning_gnn_dist.extensions.larger_than_memory import files
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import gather_joined
 from lightning_gnn_dist.extensions.larger_than_memory.files import THREAD_NAME, DiskRows, FileSource, MergedReads
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Caches, RowCache
@@ -144,8 +144,8 @@ def some_rows(count: int, among: int) -> Tensor:
 def test_rows_are_those_of_the_array(
     tmp_path: Path, dtype: torch.dtype, shape: tuple[int, ...], gap: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(merged_reads, "GAP_BYTES", gap)
-    monkeypatch.setattr(merged_reads, "REQUEST_BYTES", 1000)
+    monkeypatch.setattr(files, "GAP_BYTES", gap)
+    monkeypatch.setattr(files, "REQUEST_BYTES", 1000)
     array = mapped(tmp_path / "a.npy", torch.randint(0, 100, (2000, *shape)).to(dtype))
     reads = MergedReads(array)
     for rows in (
@@ -162,8 +162,8 @@ def test_rows_are_read_in_few_requests(tmp_path: Path, monkeypatch: pytest.Monke
 
     The rows stand behind a header of 128 bytes, and blocks of 4096 are read.
     """
-    monkeypatch.setattr(merged_reads, "GAP_BYTES", 400)
-    monkeypatch.setattr(merged_reads, "REQUEST_BYTES", 2000)
+    monkeypatch.setattr(files, "GAP_BYTES", 400)
+    monkeypatch.setattr(files, "REQUEST_BYTES", 2000)
     array = mapped(tmp_path / "a.npy", torch.zeros(1000, 100, dtype=torch.uint8))
     reads = MergedReads(array)
     for rows, starts, blocks in (
@@ -176,7 +176,7 @@ def test_rows_are_read_in_few_requests(tmp_path: Path, monkeypatch: pytest.Monke
     ):
         before = reads.bytes_read
         reads.take(torch.tensor(rows))
-        assert merged_reads._requests(torch.tensor(rows), 100).tolist() == starts
+        assert files._requests(torch.tensor(rows), 100).tolist() == starts
         assert reads.bytes_read - before == 4096 * blocks
     reads.close()
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from lightning_gnn_dist import FastGCNSampler, Graph, LadiesSampler, NeighborSampler
 from lightning_gnn_dist.engine import rng
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
-from lightning_gnn_dist.extensions.larger_than_memory import device_draws as tensors
+from lightning_gnn_dist.extensions.larger_than_memory import device_sampler as tensors
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import (
     Edges,
     Stack,

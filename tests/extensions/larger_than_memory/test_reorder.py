@@ -12,7 +12,7 @@ import torch
 
 from lightning_gnn_dist import Graph, Partition
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.extensions.larger_than_memory import chunk_reading
+from lightning_gnn_dist.extensions.larger_than_memory import chunks as module
 from lightning_gnn_dist.extensions.larger_than_memory.chunks import FILE, ChunkReader, Chunks
 from lightning_gnn_dist.extensions.larger_than_memory.reorder import reorder_graph
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, row_slices
@@ -133,7 +133,7 @@ def test_chunks_are_the_graph_among_their_nodes(
     is_typed: bool, edges_per_piece: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lightning_gnn_dist.graph.rows.EDGES_PER_PIECE", edges_per_piece)
-    monkeypatch.setattr(chunk_reading, "row_slices", row_slices)
+    monkeypatch.setattr(module, "row_slices", row_slices)
     graph = saved(typed_graph_of_widths() if is_typed else small_graph(edge_arrays=True), tmp_path)
     chunks = Chunks.of(graph)
     assert chunks is not None

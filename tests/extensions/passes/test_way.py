@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist import Graph
-from lightning_gnn_dist.extensions.passes import forecast
-from lightning_gnn_dist.extensions.passes import nodes as of_nodes
+from lightning_gnn_dist.extensions.passes import layer_pass
 from lightning_gnn_dist.extensions.passes.layer_pass import FarPass, FileNodes, Forecast, Memory, bytes_there
 from lightning_gnn_dist.graph.storage.mapped import all_maps
 from lightning_gnn_dist.homes.settings import LEAST_BYTES
@@ -32,7 +31,7 @@ CUDA = torch.device("cuda", 0)
     ],
 )
 def test_bytes_of_a_device(free: int, wanted: int | None, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast, "free_on", lambda device: free)
+    monkeypatch.setattr(layer_pass, "free_on", lambda device: free)
     assert bytes_there(wanted, CUDA) == expected
     assert bytes_there(wanted, torch.device("cpu")) == bytes_there(wanted, torch.device("mps", 0)) == 0
 
@@ -81,7 +80,7 @@ def test_many_small_batches_make_the_rows_of_one(budget_bytes, tmp_path):
 def test_a_graph_in_files_is_read_without_keeping_its_pages(tmp_path, monkeypatch):
     GRAPH.save(tmp_path / "graph")
     graph, module, looks = Graph.open(tmp_path / "graph"), Appnp(3).double(), []
-    monkeypatch.setattr(of_nodes, "all_maps", lambda: looks.append(1) or all_maps())
+    monkeypatch.setattr(layer_pass, "all_maps", lambda: looks.append(1) or all_maps())
     expected, seeds = whole_rows(module, DATA), DATA.test_mask.nonzero().view(-1)
     rows = rows_of(module.layers(), seeds, 3_000, tmp_path, graph)
     assert torch.allclose(rows, expected[seeds], rtol=0, atol=1e-12)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.extensions.rounded import means
+from lightning_gnn_dist.extensions.rounded import reducers
 from lightning_gnn_dist.extensions.rounded.reducers import Overlap
 from lightning_gnn_dist.rounds.reducer import Groups
 from lightning_gnn_dist.wire.collectives import traffic
@@ -134,7 +134,7 @@ def test_rounds_equal_those_by_hand() -> None:
 def at_once_and_without(
     rank: int, world_size: int, outer: lgd.Outer, bits: Any, *, corrects: bool
 ) -> tuple[State, State]:
-    means.Overlap = AtOnce  # type: ignore[misc]  # in this rank's process alone
+    reducers.Overlap = AtOnce  # type: ignore[misc]  # in this rank's process alone
     ends, kind = [], lgd.LLCGStrategy if corrects else lgd.LocalSGDStrategy
     for reducer in (lgd.Rounded(bits) if bits else None, lgd.Overlapped(bits)):
         strategy = kind(lgd.EverySteps(2), reducer=reducer, outer=outer, average_optimizer=True, **PATIENCE)
