@@ -18,7 +18,7 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batches import slice_of
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import expected_reads, most_read
+from lightning_gnn_dist.extensions.larger_than_memory.placement import expected_reads, most_read
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 

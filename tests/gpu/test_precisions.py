@@ -16,8 +16,7 @@ from torch_geometric.nn import SAGEConv
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.source import GraphSource, stream_to
-from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import Sizes
-from lightning_gnn_dist.extensions.larger_than_memory.placement import PlacedSource, Placement, release
+from lightning_gnn_dist.extensions.larger_than_memory.placement import PlacedSource, Placement, Sizes, release
 from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.batch_contents import check_same, contents
 from tests.data_fitting import small_graph, trainer

@@ -8,8 +8,7 @@ files.py           rows of a graph's files, as a data module asks for them, read
 ahead.py           the source of both this and shards: draws bulks ahead of their rows, which it brings together
 row_cache.py       rows that are kept, in serving, too
 device_stream.py   brings batches to a device
-placement.py       what of a graph lies on a device, and the source of its batches: memory_plan.py counts bytes and
-                   expected reads
+placement.py       what of a graph lies on a device, by bytes and expected reads, and the source of its batches
 rows_on_device.py  batches whose rows lie on a device where they are held there
 device_sampler.py  draws batches on a device, hop by hop, in one graph of a bulk
 chunks.py          which chunks are held, and when; where each begins in a saved graph, and what reads some

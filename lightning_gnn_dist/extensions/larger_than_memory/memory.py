@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.extensions.larger_than_memory.chunks import CHUNKS
-from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import per_hop, wide_arrays
+from lightning_gnn_dist.extensions.larger_than_memory.placement import per_hop, wide_arrays
 from lightning_gnn_dist.graph.graph import Graph, bytes_per_node
 from lightning_gnn_dist.homes.residency import BYTES_BESIDE, Plan, bytes_held
 from lightning_gnn_dist.homes.run import Host, RunContext

@@ -28,7 +28,7 @@ from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.larger_than_memory.files import FileSource
 from lightning_gnn_dist.extensions.larger_than_memory.memory import BESIDE, Needs
-from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import (
+from lightning_gnn_dist.extensions.larger_than_memory.placement import (
     MemoryPlan,
     Sizes,
     expected_reads,

@@ -18,8 +18,14 @@ from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.larger_than_memory import placement
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
-from lightning_gnn_dist.extensions.larger_than_memory.memory_plan import MemoryPlan, Sizes
-from lightning_gnn_dist.extensions.larger_than_memory.placement import Place, PlacedSource, Placement, release
+from lightning_gnn_dist.extensions.larger_than_memory.placement import (
+    MemoryPlan,
+    Place,
+    PlacedSource,
+    Placement,
+    Sizes,
+    release,
+)
 from lightning_gnn_dist.extensions.larger_than_memory.rows_on_device import Crossing
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
