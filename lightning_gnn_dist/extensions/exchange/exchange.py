@@ -25,14 +25,15 @@ from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Outs
 from lightning_gnn_dist.checks import brief
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, has_ids
 from lightning_gnn_dist.extensions.exchange.row_exchange import Route, RowExchange, tied
-from lightning_gnn_dist.extensions.passes.part_batch import RunsLayers, against_running_layers, part_batch_of
+from lightning_gnn_dist.extensions.passes.part_batch import PartNodes, RunsLayers, against_running_layers, part_batch_of
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import Lookup, edge_positions, starts_of
+from lightning_gnn_dist.graph.rows import edge_positions, starts_of
 from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.graph.value_check import check_arrays, check_labels
 from lightning_gnn_dist.homes.access import GraphAccess, Owners
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart, WeighsRanks
+from lightning_gnn_dist.layers.layer_pass import LayerNodes, LayerPass, Work
 from lightning_gnn_dist.layers.through_layers import Layer, layer_rows, layers_in, of_seeds
 from lightning_gnn_dist.rules import Count, Fraction, check_fields
 from lightning_gnn_dist.sampling.block import Block
@@ -78,7 +79,7 @@ class ExchangePlan:
 
 
 def exchange_plan(
-    part: Graph, seeds: Tensor, owners: Owners, channel: Channel, num_layers: int, device: torch.device
+    part: Graph, seeds: Tensor, owners: Owners, channel: Channel, num_layers: int, work: Work
 ) -> ExchangePlan:
     """Find out what the ranks compute and send. Collective.
 
@@ -88,81 +89,50 @@ def exchange_plan(
         owners: The rank of every node of the part.
         channel: The ranks.
         num_layers: The number of layers.
-        device: That which computes: routes are there, so that no step waits for a copy of them.
+        work: How rows are computed: routes are on its device, so that no step waits for a copy of them.
     """
-    own = torch.tensor([seeds.numel()])
-    total = int(torch.cat(channel.exchange([own] * channel.size)).sum())
+    total = int(torch.cat(channel.exchange([torch.tensor([seeds.numel()])] * channel.size)).sum())
     if total == 0:
         raise NoSeedsError("train_mask marks no node: there is nothing to learn from.")
-    reach, find = _Reach(part, owners.ranks == channel.rank, seeds, num_layers), Lookup(owners.ids)
-    needs: list[tuple[list[Tensor], list[Tensor]]] = []
-    for layer in range(num_layers, 1, -1):
-        others = reach.go_on(layer)
-        asked = [others[owners.ranks[others] == rank] for rank in range(channel.size)]
-        told = [find(some)[0] for some in channel.exchange([owners.ids[some] for some in asked])]
-        reach.add(torch.cat(told), layer - 1)
-        needs.insert(0, (told, asked))
-    reach.go_on(1)
-    own, others = reach.is_own.nonzero().view(-1), (~reach.is_own).nonzero().view(-1)
-    own, others = reach.deepest_first(own, 0), reach.deepest_first(others, 1)
+    nodes, is_own = PartNodes(part, owners, channel.size), owners.ranks == channel.rank
+    planned = LayerPass(nodes, channel, work).plan_for(owners.ids[seeds].sort().values, num_layers).planned
+    # The last layer that computes an own node, 0 if input rows of it are read, or that reads another's; else -1.
+    last, read = torch.full((part.num_nodes,), -1), nodes.senders(planned[0].nodes)
+    for layer, computes in enumerate(planned, 1):
+        at = nodes.rows_at(read)
+        last[at] = torch.where(is_own[at], last[at].clamp(min=layer - 1), layer)
+        last[nodes.rows_at(computes.nodes)] = layer
+        read = computes.wanted
+    order = last.argsort(descending=True, stable=True)  # what the last layers need comes first
+    own, others = order[is_own[order] & (last[order] >= 0)], order[~is_own[order] & (last[order] > 0)]
     kinds, num_types = part.types.type_of(torch.arange(part.num_nodes)), len(part.types.node_types)
     place = torch.full((part.num_nodes,), -1)  # among the own nodes of a type, or the others of one
-    for nodes in (own, others):
+    for some in (own, others):
         for kind in range(num_types):
-            of_kind = nodes[kinds[nodes] == kind]
+            of_kind = some[kinds[some] == kind]
             place[of_kind] = torch.arange(len(of_kind))
-    of_layers = []
-    for layer, need in enumerate([None, *needs], 1):
-        of_types = []
-        for kind in range(num_types):
-            last_own, last_other = (reach.last[nodes[kinds[nodes] == kind]] for nodes in (own, others))
-            computed, read = (int((last_own >= least).sum()) for least in (layer, layer - 1))
-            routes = [[place[n[kinds[n] == kind]].to(device) for n in some] for some in need or ()]
-            route = Route(*routes) if routes else None
-            of_types.append(LayerPlan(computed, read, int((last_other >= layer).sum()), route))
-        of_layers.append(of_types)
+
+    def routes(of_layer: LayerNodes) -> list[Route | None]:
+        """Return how a layer's rows of each type get to other ranks and to this one."""
+        ways = [[nodes.rows_at(ids) for ids in of] for of in (of_layer.told, nodes.by_owner(of_layer.wanted))]
+        for way in ways:
+            way[channel.rank] = way[channel.rank][:0]
+        types = range(num_types)
+        return [Route(*([place[at[kinds[at] == kind]].to(work.device) for at in of] for of in ways)) for kind in types]
+
+    no_routes: list[Route | None] = [None] * num_types
+    of_layers = list[list[LayerPlan]]()
+    of_types = [[last[some[kinds[some] == kind]] for some in (own, others)] for kind in range(num_types)]
+    for layer, of_layer in enumerate([no_routes, *map(routes, planned[:-1])], 1):
+        made = []
+        for (of_own, of_others), route in zip(of_types, of_layer, strict=True):
+            computed, needed = (int((of_own >= least).sum()) for least in (layer, layer - 1))
+            made.append(LayerPlan(computed, needed, int((of_others >= layer).sum()), route))
+        of_layers.append(made)
     num_dst = sum(plan.num_dst for plan in of_layers[0])
     num_own = torch.bincount(kinds[own], minlength=num_types).tolist()
     sample = _sample(part, torch.cat([own, others]), num_dst)
     return ExchangePlan(sample, seeds.numel(), seeds.numel() / total, num_own, of_layers)
-
-
-class _Reach:
-    """How deep in the model each node of a part is needed.
-
-    Attributes:
-        is_own: Whether the rank owns a node.
-        last: The last layer that computes an own node, or that reads another's; 0 for own nodes of which input rows
-            are read, -1 for nodes that nobody needs.
-    """
-
-    def __init__(self, part: Graph, is_own: Tensor, seeds: Tensor, num_layers: int) -> None:
-        self._part, self.is_own = part, is_own
-        self.last = torch.full((part.num_nodes,), -1)
-        self.add(seeds, num_layers)
-
-    def go_on(self, layer: int) -> Tensor:
-        """Note the senders that ``layer`` reads; return those that other ranks own."""
-        edges = edge_positions(self._part.indptr, self._computed)
-        senders: Tensor = self._part.indices[edges].to(torch.int64).unique()
-        is_own = self.is_own[senders]
-        others = senders[~is_own]
-        self._raise(others, layer)
-        self.add(senders[is_own], layer - 1)
-        return others
-
-    def add(self, own: Tensor, layer: int) -> None:
-        """Note own nodes that ``layer`` must compute, beside those of the layers behind it."""
-        self._raise(own, layer)
-        self._computed = (self.is_own & (self.last >= layer)).nonzero().view(-1)
-
-    def _raise(self, nodes: Tensor, layer: int) -> None:
-        self.last[nodes] = self.last[nodes].clamp(min=layer)
-
-    def deepest_first(self, of: Tensor, least: int) -> Tensor:
-        """Those of some nodes that are needed, those that the last layers need first, otherwise in order."""
-        order = self.last[of].argsort(descending=True, stable=True)
-        return of[order[: int((self.last[of] >= least).sum())]]
 
 
 def _sample(part: Graph, nodes: Tensor, num_dst: int) -> Sample:
@@ -376,7 +346,7 @@ class ExchangedRows(Outside):
             check_labels(whole, seeds, "train_mask")
         channel = open_channel(run.num_ranks, run.device)
         num_layers = run.settings.training_sampler.num_hops
-        plan = exchange_plan(whole, seeds, owners, channel, num_layers, run.device)
+        plan = exchange_plan(whole, seeds, owners, channel, num_layers, run.work)
         batch = in_type(made_of(Content.of(whole, plan.sample, home.types.seed_type()), widen=run.widen), run.dtype)
         of_seeds, batch.batch_size = store_of_seeds(batch), plan.num_seeds
         of_seeds.batch_size = plan.num_seeds

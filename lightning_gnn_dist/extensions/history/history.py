@@ -25,14 +25,15 @@ from lightning_gnn_dist.batches.source import Finish
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Outside
 from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.extensions.passes.layer_pass import FarPass, folder_beside
-from lightning_gnn_dist.extensions.passes.part_batch import RunsLayers, against_running_layers, part_batch_of
+from lightning_gnn_dist.extensions.passes.part_batch import PartNodes, RunsLayers, against_running_layers, part_batch_of
 from lightning_gnn_dist.graph.graph import Graph, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import edge_positions
+from lightning_gnn_dist.homes.access import Owners
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart
-from lightning_gnn_dist.layers.layer_pass import GraphNodes, Ids, LayerPass, LayerRows, ids_of
+from lightning_gnn_dist.layers.layer_pass import LayerPass, LayerRows
 from lightning_gnn_dist.layers.through_layers import Layer, layers_in, layers_on_blocks
 from lightning_gnn_dist.rounds.lightning_internals import datamodule_of
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
@@ -84,45 +85,6 @@ def _refuse(why: str) -> NoReturn:
     )
 
 
-class PartNodes(GraphNodes):
-    """The own nodes of a part. Nodes are told by their ids in the whole graph, which ``n_id`` of the part holds.
-
-    Args:
-        part: The rank's own nodes, in increasing order of their ids, and all others that send to them.
-        home: Where the graph lives.
-        super_epoch: Says which rank owns each chunk.
-    """
-
-    def __init__(self, part: Graph, home: LocalGraph, super_epoch: int) -> None:
-        rank, self._num_ranks = home.running.rank, home.running.num_ranks
-        super().__init__(part, widen=home.running.widen, offsets=home.types.offsets)
-        self._chunks = home.plan.partition.assignment
-        self._owners = home.plan.owner(super_epoch)
-        self._n_id = part.node_arrays["n_id"]
-        self._own_at = (self._owner_of(self._n_id) == rank).nonzero().view(-1)
-        self._own = self._n_id[self._own_at]
-
-    def by_owner(self, nodes: Tensor) -> list[Tensor]:
-        owner = self._owner_of(nodes)
-        return [nodes[owner == rank] for rank in range(self._num_ranks)]
-
-    def senders(self, nodes: Ids) -> Tensor:
-        edges = edge_positions(self.rows.indptr, self.rows_at(nodes))
-        senders = self.rows.indices[edges].to(torch.int64).unique()
-        found: Tensor = torch.cat([ids_of(nodes), self._n_id[senders]]).unique()
-        return found
-
-    def rows_at(self, nodes: Ids) -> Tensor:
-        return self._own_at[torch.searchsorted(self._own, ids_of(nodes))]
-
-    def _ids(self, of_types: list[Tensor]) -> list[Tensor]:
-        return [self._n_id[at] for at in super()._ids(of_types)]
-
-    def _owner_of(self, nodes: Tensor) -> Tensor:
-        owners: Tensor = self._owners[self._chunks[nodes].to(torch.int64)]
-        return owners
-
-
 class MeetingRows(Outside):
     """Knows the rows of nodes outside the running part; those of the part before are forgotten.
 
@@ -153,7 +115,10 @@ class MeetingRows(Outside):
         if not rows.is_planned:
             if self._channel is None:
                 self._channel = MeetingChannel(open_channel(run.num_ranks, run.device))
-            nodes = PartNodes(with_arrays(part, self._arrays_of_whole_graph(part)), self.home, super_epoch)
+            plan, n_id = self.home.plan, part.node_arrays["n_id"]
+            owners = Owners(n_id, plan.owner(super_epoch)[plan.partition.assignment[n_id].to(torch.int64)])
+            whole, how = with_arrays(part, self._arrays_of_whole_graph(part)), {"offsets": self.home.types.offsets}
+            nodes = PartNodes(whole, owners, run.num_ranks, widen=run.widen, **how)
             rows.plan(FarPass(nodes, self._channel, run.work, folder=folder_beside(self.home.whole)))
         with run.trainer.precision_plugin.forward_context():
             rows.refresh(run.trainer.lightning_module)

@@ -6,10 +6,15 @@ import copy
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from lightning_gnn_dist.batches.batch import EdgeStore, SampledData, SampledHeteroData
 from lightning_gnn_dist.batches.one_hop import OfPart
+from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.rows import Lookup, edge_positions
+from lightning_gnn_dist.homes.access import Owners
+from lightning_gnn_dist.layers.layer_pass import GraphNodes, Ids, ids_of
 from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
 from lightning_gnn_dist.layers.through_layers import has_layers
 from lightning_gnn_dist.sampling.block import Block
@@ -22,6 +27,37 @@ _WHY = (
     "boundary=History() at meetings. Define layers(), and let forward() return through_layers(self, batch); for one of "
     "PyG's models, layers() returns layers_of(self.gnn). Within a layer its batch has edges, which it may change."
 )
+
+
+class PartNodes(GraphNodes):
+    """The own nodes of a part. Nodes are told by their ids in the whole graph.
+
+    Args:
+        part: The rank's own nodes, and all others that send to them.
+        owners: The ids of all of these in the whole graph, and the rank that owns each.
+        num_ranks: How many ranks own nodes.
+        options: What :class:`GraphNodes` take.
+    """
+
+    def __init__(self, part: Graph, owners: Owners, num_ranks: int, **options: Any) -> None:
+        super().__init__(part, **options)
+        self._owners, self._num_ranks, self._find = owners, num_ranks, Lookup(owners.ids)
+
+    def by_owner(self, nodes: Tensor) -> list[Tensor]:
+        ranks = self._owners.ranks[self.rows_at(nodes)]
+        return [nodes[ranks == rank] for rank in range(self._num_ranks)]
+
+    def senders(self, nodes: Ids) -> Tensor:
+        edges = edge_positions(self.rows.indptr, self.rows_at(nodes))
+        senders = self.rows.indices[edges].to(torch.int64).unique()
+        found: Tensor = torch.cat([ids_of(nodes), self._owners.ids[senders]]).unique()
+        return found
+
+    def rows_at(self, nodes: Ids) -> Tensor:
+        return self._find(ids_of(nodes))[0]
+
+    def _ids(self, of_types: list[Tensor]) -> list[Tensor]:
+        return [self._owners.ids[at] for at in super()._ids(of_types)]
 
 
 class RunsLayers(OfPart):
