@@ -117,8 +117,8 @@ class MeetingRows(Outside):
                 self._channel = MeetingChannel(open_channel(run.num_ranks, run.device))
             plan, n_id = self.home.plan, part.node_arrays["n_id"]
             owners = Owners(n_id, plan.owner(super_epoch)[plan.partition.assignment[n_id].to(torch.int64)])
-            whole, how = with_arrays(part, self._arrays_of_whole_graph(part)), {"offsets": self.home.types.offsets}
-            nodes = PartNodes(whole, owners, run.num_ranks, widen=run.widen, **how)
+            whole, offsets = with_arrays(part, self._arrays_of_whole_graph(part)), self.home.types.offsets
+            nodes = PartNodes(whole, owners, run.num_ranks, widen=run.widen, offsets=offsets)
             rows.plan(FarPass(nodes, self._channel, run.work, folder=folder_beside(self.home.whole)))
         with run.trainer.precision_plugin.forward_context():
             rows.refresh(run.trainer.lightning_module)
