@@ -6,8 +6,8 @@ from types import ModuleType
 
 HERE = Path(__file__).parent
 ALL = (
-    *("databases", "elastic", "exchange", "explaining", "history", "inductive", "larger_than_memory", "links"),
-    *("notebooks", "passes", "ready_made", "rounded", "serving", "shards", "subgraphs", "tables"),
+    *("asking", "databases", "elastic", "exchange", "explaining", "history", "inductive", "larger_than_memory"),
+    *("links", "notebooks", "passes", "ready_made", "rounded", "serving", "shards", "subgraphs", "tables"),
     "temporal",
 )
 FOLDERS = HERE.parents[1] / "lightning_gnn_dist" / "extensions"

@@ -35,12 +35,12 @@ from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Tensor
 
+from lightning_gnn_dist.extensions.notebooks import by_value
+from lightning_gnn_dist.extensions.notebooks.by_value import CannotTravelError
 from lightning_gnn_dist.extensions.notebooks.rank_processes import How, InterruptedRankError, RankProcesses, Start
 from lightning_gnn_dist.rounds.launching import Elsewhere
 from lightning_gnn_dist.rounds.refusals import check_call
 from lightning_gnn_dist.wire.addresses import held_port
-from lightning_gnn_dist.wire.launching import by_value
-from lightning_gnn_dist.wire.launching.by_value import CannotTravelError
 from lightning_gnn_dist.wire.launching.processes import handling
 from lightning_gnn_dist.wire.launching.roll_call import give_key
 

@@ -33,7 +33,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, Literal
 
-from lightning_gnn_dist.wire.launching import by_value
+from lightning_gnn_dist.extensions.notebooks import by_value
 from lightning_gnn_dist.wire.launching.processes import GRACE_SECONDS, LEFT_BY_SIGTERM, end_all, end_of, tie_to_parent
 
 Start = Literal["spawn", "fork", "forkserver"]

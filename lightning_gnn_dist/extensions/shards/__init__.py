@@ -12,5 +12,6 @@ questions.py      what owners are asked, how they answer, and how batches grow b
 divide.py         ``save_shards``, of a graph that is there, or of a split
 one_shard.py      ``prepare_graph(shard=OneShard(0, 4))``: a ``Portion``, with its nodes and edges
 
-It asks for rows ahead by what ``larger_than_memory`` has, and needs that folder, ``links`` and ``temporal``.
+It asks for rows ahead by what ``larger_than_memory`` has, and needs that folder, ``asking``, ``links`` and
+``temporal``.
 """

@@ -3,8 +3,8 @@
     ids -> the ranks that own them -> their answers -> back in the order of the ids
     frontier -> its owners draw neighbours, hop by hop -> ... -> the rows of all nodes of a bulk, others' fetched once
 
-Batches are the same, bit for bit, as where every host has the graph. Ranks answer at any time (:mod:`wire.asking`), so
-that each asks for what it needs when it likes, in the background too. The few methods that are collective say so: all
+Batches are the same, bit for bit, as where every host has the graph. Ranks answer at any time (``asking``), so that
+each asks for what it needs when it likes, in the background too. The few methods that are collective say so: all
 ranks of a channel call them together, also those that need nothing.
 
 LADIES takes P = Q A, row by row: the owners of a bulk's frontier nodes send their rows, once for all batches of the
@@ -30,6 +30,7 @@ from lightning_gnn_dist.engine.layer_kernels import LayerDraws
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.weighted import NONE
+from lightning_gnn_dist.extensions.asking.asking import Asking
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource, Table, Tables
 from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, RowCache
 from lightning_gnn_dist.extensions.links.link_sampler import FALSE_ENDS, FalseEnds, Home, LinkSampler
@@ -65,7 +66,6 @@ from lightning_gnn_dist.sampling.base import Sampler, check_seeds
 from lightning_gnn_dist.sampling.layer_wise import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.turns import Result, Steps, answered
-from lightning_gnn_dist.wire.asking import Asking
 from lightning_gnn_dist.wire.channel import Channel
 
 BYTES_OF_A_ROUND = 1 << 26  # of rows of other ranks that are asked for at once

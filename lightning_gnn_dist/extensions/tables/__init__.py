@@ -11,5 +11,5 @@ touched_rows.py     rows that ranks have touched, on their way to owners and to 
                     at every step and in corrections, and how these are clipped
 lazy_adam.py        Adam that moves the rows of the gradient alone
 
-It comes in as a ``ReplicaState`` by the name "sparse rows", and needs no other extension.
+It comes in as a ``ReplicaState`` by the name "sparse rows", and needs ``asking``.
 """

@@ -33,9 +33,9 @@ from torch.nn import functional
 
 from lightning_gnn_dist.checks import check_at_least, check_positive, check_seed, holds_integers, shown
 from lightning_gnn_dist.engine.lending import sent
+from lightning_gnn_dist.extensions.asking.asking import Asking, Message
 from lightning_gnn_dist.rounds.sparse_gradients import short
 from lightning_gnn_dist.wire import collectives
-from lightning_gnn_dist.wire.asking import Asking, Message
 from lightning_gnn_dist.wire.channel import exchange_pieces, open_channel, patience
 
 PIECE_BYTES = 1 << 24  # of what is sent in one answer where many rows are wanted

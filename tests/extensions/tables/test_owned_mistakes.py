@@ -12,9 +12,9 @@ from torch import Tensor
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds
+from lightning_gnn_dist.extensions.asking.asking import THREAD_NAME
 from lightning_gnn_dist.extensions.elastic.living_peers import refuse_states
 from lightning_gnn_dist.rounds.partitioned_strategy import states_of
-from lightning_gnn_dist.wire.asking import THREAD_NAME
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.tables.fitting import owned

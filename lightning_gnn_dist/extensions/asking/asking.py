@@ -35,7 +35,7 @@ Answer = Callable[[int, Message], Message]
 Take = Callable[[int], Tensor]
 Result = TypeVar("Result")
 
-THREAD_NAME = "lightning_gnn_dist.wire.asking"
+THREAD_NAME = "lightning_gnn_dist.extensions.asking.asking"
 DONE, FAILED = 0, 1  # how an answer begins
 SECONDS_FOR_HELLO = 10.0  # of a process that connects here, before it is taken for a stranger
 SMALL_BYTES = 1 << 16  # what is smaller is sent in one piece

@@ -11,8 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_gnn_dist.wire import asking
-from lightning_gnn_dist.wire.asking import Asking, Message
+from lightning_gnn_dist.extensions.asking import asking
+from lightning_gnn_dist.extensions.asking.asking import Asking, Message
 from lightning_gnn_dist.wire.channel import open_channel
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.ranks import join, run_ranks, start_ranks
