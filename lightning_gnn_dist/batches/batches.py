@@ -207,23 +207,18 @@ class Batches:
         begin = self.position - self._done
         self.position = begin + len(self)
         begin = 0 if self._overfits else begin
-        start, stop = begin + self._done, begin + len(self)
-        while start < stop:
-            end = min(stop, self.end_of_phase(start) or stop)
-            for batch in self.between(start, end):
-                self._done += 1
-                yield batch
-            start = end
+        for batch in self.stream(begin + self._done, begin + len(self)):
+            self._done += 1
+            yield batch
 
-    def stream(self, start: int) -> Made:
-        """Yield batches without end, from number ``start`` on; neither ``position`` nor ``set_epoch`` matters here."""
-        while True:
-            stop = self.end_of_phase(start)
-            yield from self.between(start, stop)
-            assert stop is not None
-            start = stop
+    def stream(self, start: int, stop: int | None = None) -> Made:
+        """Yield batches from number ``start`` on, up to ``stop`` or without end, whatever ``position`` is."""
+        while start != stop:
+            ends = [end for end in (stop, self.end_of_phase(start)) if end is not None]
+            yield from self._of_phase(start, min(ends, default=None))
+            start = min(ends)  # without an end it does not come here
 
-    def between(self, start: int, stop: int | None) -> Made:
+    def _of_phase(self, start: int, stop: int | None) -> Made:
         """Yield the batches of one phase from number ``start`` on, up to ``stop``, or without end."""
         self._began = time.perf_counter() if self._began is None else self._began
         learning = self.learning(self.phase_of(start))
@@ -312,14 +307,6 @@ def asked_of(learning: Learning, numbers: list[int]) -> BulkSeeds:
     places = [deal.places(key, source.order) for key in keys]
     inputs = None if deal.inputs is None else [deal.inputs[at] for at in places]
     return [deal.seeds[at] for at in places], keys, inputs
-
-
-def in_turn(learning: Learning, number: int, dtype: torch.dtype | None) -> Iterator[SampledData]:
-    """Yield the batches of a pass, each made when it is due."""
-    first = number * learning.deal.num_batches
-    asked = (asked_of(learning, [first + batch]) for batch in range(learning.deal.num_batches))
-    for _, made in learning.source.make_in_turn(asked):
-        yield from made if dtype is None else (in_type(batch, dtype) for batch in made)
 
 
 class Ahead:

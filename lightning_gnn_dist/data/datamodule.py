@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import model_helpers, rank_zero_info
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, in_turn
+from lightning_gnn_dist.batches.batches import Batches, Deal, Learning
 from lightning_gnn_dist.batches.global_batches import GlobalBatches
 from lightning_gnn_dist.boundary.boundary import Auto, Boundary, Isolated, boundary_of
 from lightning_gnn_dist.boundary.coverage import Coverage
@@ -76,7 +76,7 @@ class GraphDataModule(LightningDataModule):
         self.predicted: Tensor | None = None  # nodes of the graph; None is all
         self._loaders: list[Batches] = []
         self._train_batches: Batches | None = None
-        self._anchors: tuple[Graph, Learning] | None = None  # of the running part
+        self._anchors: tuple[Graph, Batches] | None = None  # of the running part
         self._global: GlobalBatches | None = None
 
     # What it was made of.
@@ -348,9 +348,10 @@ class GraphDataModule(LightningDataModule):
         if self._anchors is None:
             part, seed, run = self._home.running_part(), self.seed + Purpose.ANCHORS, self._home.running
             learning = self._learning_of(part, self._task.num_batches(), (run.rank, run.num_ranks), seed)
-            learning.source.keep_buffers(3)  # made, used, and kept by a user
-            self._anchors = part, learning
-        return in_turn(self._anchors[1], round_idx, self._home.running.dtype)
+            how: Any = {"bulk_size": 1, "num_threads": 0, "dtype": run.dtype}  # each is made when it is due
+            self._anchors = part, Batches(lambda _: learning, learning.deal.num_batches, **how)
+        anchors = self._anchors[1]
+        return anchors.stream(round_idx * len(anchors), (round_idx + 1) * len(anchors))
 
     @property
     def figures(self) -> dict[str, float]:

@@ -63,7 +63,7 @@ def passes(source: BatchSource, num_threads: int) -> list[dict[str, Any]]:
     unfinished = iter(loader)
     found = [*other, *(next(unfinished) for _ in range(4)), *other]
     unfinished.close()
-    found += [*loader.between(40, 75), *whole.of_round(1, 0, 2, start=1, stop=6)]
+    found += [*loader.stream(40, 75), *whole.of_round(1, 0, 2, start=1, stop=6)]
     loader.close()
     return [contents(batch) for batch in found]
 

@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def passes(source: BatchSource, num_threads: int, seeds: Tensor = SEEDS) -> list[dict[str, Any]]:
     loader = over(source, seeds, 20, seed=1, bulk_size=3, num_threads=num_threads, inputs=seeds + 7)
     unfinished = iter(loader)
-    found = [*(next(unfinished) for _ in range(4)), *loader, *loader.between(7, 43)]
+    found = [*(next(unfinished) for _ in range(4)), *loader, *loader.stream(7, 43)]
     unfinished.close()
     loader.close()
     return [contents(batch) for batch in found]
