@@ -178,7 +178,6 @@ class AnswerEdges(WholeEdges):
 
     Args:
         home: Where the graph lives.
-        values: Refuses bad values in what is learned from.
         num_negatives: False receivers for each answer that is learned.
         known: The task.
     """

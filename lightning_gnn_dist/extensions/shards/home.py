@@ -25,7 +25,7 @@ from lightning_gnn_dist.extensions.shards.index import Bounds, Shard, TypedBound
 from lightning_gnn_dist.extensions.shards.nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.extensions.shards.questions import EDGES, whole_rows
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, ShardedSource, check_sampler
-from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph, with_arrays
+from lightning_gnn_dist.graph.graph import Graph, typed_graph, with_arrays
 from lightning_gnn_dist.graph.rows import Lookup, starts_of
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
@@ -89,9 +89,7 @@ class _Shards(RowReading):
         local = [nodes[(nodes >= first) & (nodes < end)] for first, end in pairwise(graph.types.offsets)]
         of_types = zip(graph.of_nodes, local, graph.shard.rows.types.offsets, strict=False)
         arrays = [graph.rows_of(table.own, ids, first_row) for table, ids, first_row in of_types]
-        if not have_names(graph.types):
-            of_edges = [graph.answered(graph.rows_at(EDGES, kind, edges["ids"])) for kind in graph.of_edges]
-            return checked_graph(indptr, senders, arrays[0], *of_edges or [{}])
+        edges.setdefault("kinds", torch.zeros(1, dtype=torch.uint8).expand(len(senders)))  # of one type
         return typed_graph(indptr, senders, _types(graph, list(map(len, local)), arrays, edges), node_arrays={})
 
 
@@ -108,7 +106,7 @@ def _types(
     arrays = dict(zip(whole.node_types, node_arrays, strict=True)), edge_arrays
     time = graph.shard.rows.types.time
     return GraphTypes(
-        whole.node_types, offsets_of(sizes), whole.edge_types, num_edges, kinds, *arrays, time, whole.seeds
+        whole.node_types, offsets_of(sizes), whole.edge_types, num_edges, kinds, *arrays, time, whole.seeds or None
     )
 
 
@@ -126,11 +124,10 @@ def _sizes_of_whole(graph: ShardedGraph) -> Graph:
         }
         for kind in whole.node_types
     }
-    none, nothing = torch.empty(0, dtype=torch.int64), dict[str, Tensor]()
+    none = torch.empty(0, dtype=torch.int64)
     indptr = none.new_zeros(1).expand(whole.offsets[-1] + 1)
-    if not have_names(whole):
-        return checked_graph(indptr, none, arrays[whole.node_types[0]], nothing)
-    of_edges = tuple(0 for _ in whole.edge_types), own.edge_type[:0], arrays, dict.fromkeys(whole.edge_types, nothing)
+    without = {kind: dict[str, Tensor]() for kind in whole.edge_types}
+    of_edges = tuple(0 for _ in whole.edge_types), own.edge_type[:0], arrays, without
     return typed_graph(indptr, none, GraphTypes(whole.node_types, whole.offsets, whole.edge_types, *of_edges))
 
 
