@@ -7,8 +7,7 @@ each split. A plain folder has ``database.yaml`` with the same words, and its ta
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from datetime import date
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -77,6 +76,59 @@ class AnswerSpec(TablePlan):
     task: TaskSpec
 
 
+class Words(dict[Any, Any]):
+    """Names with values, as they stand in one place of a file.
+
+    Args:
+        where: The place, for errors.
+        said: What stands there.
+        known: The names that may stand there; None where whoever wrote the file may say more.
+    """
+
+    def __init__(self, where: str, said: Any, known: Collection[str] | None = None) -> None:
+        if not isinstance(said, dict):
+            raise ValueError(f"{where} must hold names with values, as in {{pkey: id}}, got {shown(said)}.")
+        super().__init__(said)
+        self.where = where
+        for word in said if known is not None else ():
+            if word not in known:
+                near = get_close_matches(str(word), known, n=1)
+                way_out = f"did you mean {near[0]}?" if near else f"it takes {shown(sorted(known))}."
+                raise ValueError(f"{where} knows no {shown(word)}: {way_out}")
+
+    def names(self, word: str) -> dict[str, Any]:
+        """The columns with values that are named under a word."""
+        if not isinstance(found := self.get(word) or {}, dict):
+            raise ValueError(f"{self.where}: {word} must name columns with values, got {shown(found)}.")
+        return found
+
+    def check_one_of(self, word: str, value: Any, known: Collection[str]) -> None:
+        """Refuse a value of a word that is none of those known."""
+        if value not in known:
+            raise ValueError(f"{self.where}: {word} must be one of {shown(list(known))}, got {shown(value)}.")
+
+    def check_columns(self, columns: Mapping[Any, str], path: Path) -> None:
+        """Refuse columns that a table has not, each of which some word names."""
+        there = columns_of(path)
+        for column, word in columns.items():
+            if column is not None and column not in there:
+                raise ValueError(
+                    f"{self.where}: {word} names the column {shown(column)}, and {path} has {shown(there)}."
+                )
+
+    def moment(self, word: str) -> int | None:
+        """A time as a number: that of seconds since 1970, or of the unit that the tables have."""
+        if (value := self.get(word)) is None or is_integer(value):
+            return value
+        try:  # YAML makes a date of 2024-07-01
+            moment = np.datetime64(str(value).removesuffix("+00:00").removesuffix("Z"), "s")
+        except ValueError as error:
+            raise ValueError(
+                f"{self.where}: {word} must be a date, such as 2024-07-01, or a number, got {shown(value)}."
+            ) from error
+        return int(moment.astype(np.int64))
+
+
 @dataclass(frozen=True)
 class Manifest:
     """What a folder says of its tables.
@@ -102,24 +154,31 @@ class Manifest:
     @classmethod
     def of(cls, folder: Path) -> Manifest:
         """Read what a folder says of itself, and look at the headings of its tables."""
-        path = _path(folder)
-        said = _read(path)
-        if path.name == PLAIN:
-            _check_words(said, OF_DATABASE, str(path))
-        listed = said.get("tables")
-        if not isinstance(listed, dict) or not listed:
+        layouts = [folder / name for name in (RELBENCH, PLAIN) if (folder / name).is_file()]
+        others = [name for name in ("nodes", "edges") if (folder / name).is_dir()]
+        if len(layouts) > 1 or len(others) == 2:
+            names = [path.name for path in layouts] + others
+            raise ValueError(f"{folder} holds {shown(names)}, which are of two layouts: leave one of them out.")
+        (path,) = layouts
+        said = Words(str(path), parsed(path), OF_DATABASE if path.name == PLAIN else None)
+        if not isinstance(listed := said.get("tables"), dict) or not listed:
             raise ValueError(
                 f"{path} names no tables: list them under tables, as in tables: {{customer: {{pkey: id}}}}."
             )
         tables = {name: _table(folder, path, str(name), spec or {}) for name, spec in listed.items()}
         for name, table in tables.items():
-            _check_keys(name, table, tables, path)
-        tasks = {file.parent.name: _task(file, _read(file), tables) for file in _manifests_of_tasks(folder)}
+            for column, target in table.fkeys.items():
+                where = f"{path}: {name}.{column} holds keys of {shown(target)}"
+                if target not in tables:
+                    raise ValueError(f"{where}, and the tables are {shown(list(tables))}.")
+                if tables[target].key is None:
+                    raise ValueError(f"{where}, which has no pkey: say which column it is.")
+        tasks = {file.parent.name: _task(file, tables) for file in _manifests_of_tasks(folder)}
         if both := sorted(tables.keys() & tasks.keys()):
             raise ValueError(
                 f"{path}: {both[0]!r} is a table and a task, and each is a type of nodes: rename the task."
             )
-        val_time, test_time = (_moment(said.get(name), name, path) for name in ("val_timestamp", "test_timestamp"))
+        val_time, test_time = said.moment("val_timestamp"), said.moment("test_timestamp")
         if val_time is not None and test_time is not None and test_time <= val_time:
             raise ValueError(f"{path}: test_timestamp must be later than val_timestamp.")
         return cls(path, tables, tasks, val_time, test_time, said.get("text"), tuple(said.get("notes", ())))
@@ -144,22 +203,6 @@ class Manifest:
         return frozenset(column for task in self.tasks.values() for of, column in task.hidden if of == table)
 
 
-def _path(folder: Path) -> Path:
-    found = [folder / name for name in (RELBENCH, PLAIN) if (folder / name).is_file()]
-    others = [name for name in ("nodes", "edges") if (folder / name).is_dir()]
-    if len(found) > 1 or len(others) == 2:
-        names = [path.name for path in found] + others
-        raise ValueError(f"{folder} holds {shown(names)}, which are of two layouts: leave one of them out.")
-    return found[0]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    said = parsed(path)
-    if not isinstance(said, dict):
-        raise ValueError(f"{path} must hold names with values, as in tables: ..., got {shown(said)}.")
-    return said
-
-
 def parsed(path: Path, text: str | None = None) -> Any:
     """What a file says in YAML, or a piece of it."""
     try:
@@ -179,42 +222,25 @@ def _manifests_of_tasks(folder: Path) -> list[Path]:
     return [task / RELBENCH for task in folders if (task / RELBENCH).is_file()]
 
 
-def _check_words(said: Collection[Any], known: set[str], where: str) -> None:
-    for word in said:
-        if word not in known:
-            near = get_close_matches(str(word), known, n=1)
-            way_out = f"did you mean {near[0]}?" if near else f"it takes {shown(sorted(known))}."
-            raise ValueError(f"{where} knows no {shown(word)}: {way_out}")
-
-
-def _table(folder: Path, path: Path, name: str, said: Any) -> TablePlan:
-    where = f"{path}: table {name!r}"
-    if not isinstance(said, dict):
-        raise ValueError(f"{where} must have names with values, as in {{pkey: id}}, got {shown(said)}.")
-    if path.name == PLAIN:
-        _check_words(said, OF_TABLE, where)
-    file = _file(folder / "db" if (folder / "db").is_dir() else folder, name, where)
-    fkeys, columns = said.get("fkeys") or {}, said.get("columns") or {}
-    for told, word in ((fkeys, "fkeys"), (columns, "columns")):
-        if not isinstance(told, dict):
-            raise ValueError(f"{where}: {word} must name columns with values, got {shown(told)}.")
-    named = columns_of(file)
-    wanted = [("pkey", said.get("pkey")), ("time_col", said.get("time_col"))]
-    wanted += [("fkeys", column) for column in fkeys] + [("columns", column) for column in columns]
-    for word, column in wanted:
-        if column is not None and column not in named:
-            raise ValueError(f"{where}: {word} names the column {shown(column)}, and {file} has {shown(named)}.")
-    for column, kind in columns.items():
-        if kind not in KINDS:
-            raise ValueError(f"{where}: column {column!r} must be one of {shown(list(KINDS))}, got {shown(kind)}.")
-        if column in {said.get("pkey"), *fkeys}:
+def _table(folder: Path, path: Path, name: str, spec: Any) -> TablePlan:
+    said = Words(f"{path}: table {name!r}", spec, OF_TABLE if path.name == PLAIN else None)
+    file = _file(folder / "db" if (folder / "db").is_dir() else folder, name, said.where)
+    key, time, fkeys, kinds = said.get("pkey"), said.get("time_col"), said.names("fkeys"), said.names("columns")
+    said.check_columns(
+        {key: "pkey"} | {time: "time_col"} | dict.fromkeys(fkeys, "fkeys") | dict.fromkeys(kinds, "columns"), file
+    )
+    if key is None and not fkeys:
+        raise ValueError(f"{said.where} has neither a pkey nor fkeys: name its keys, or leave it out.")
+    keys = {key, *fkeys} - {None}
+    for column, kind in kinds.items():
+        said.check_one_of(f"column {column!r}", kind, KINDS)
+        if column in keys:
             raise ValueError(
-                f"{where}: column {column!r} holds keys, which are edges and no {kind}: leave one of both out."
+                f"{said.where}: column {column!r} holds keys, which are edges and no {kind}: leave one of both out."
             )
-    if said.get("time_col") in {said.get("pkey"), *fkeys} - {None}:
-        raise ValueError(f"{where}: column {said['time_col']!r} is said to hold keys and times: it can be one of them.")
-    key, time, ignored = said.get("pkey"), said.get("time_col"), {name for name in columns if columns[name] == "ignore"}
-    others = [column for column in named if column not in {key, *fkeys} | ignored]
+    if time in keys:
+        raise ValueError(f"{said.where}: column {time!r} is said to hold keys and times: it can be one of them.")
+    others = [column for column in columns_of(file) if column not in keys and kinds.get(column) != "ignore"]
     is_links = key is None and len(fkeys) == 2 and set(others) <= {time}
     edges: dict[EdgeType, BothEnds] = {(name, column, of): (None, column) for column, of in fkeys.items()}
     if is_links:
@@ -228,7 +254,7 @@ def _table(folder: Path, path: Path, name: str, said: Any) -> TablePlan:
         edges=edges,
         both_ways=True,
         time_col=time,
-        kinds=dict(columns),
+        kinds=kinds,
     )
 
 
@@ -244,20 +270,6 @@ def _file(folder: Path, name: str, where: str) -> Path:
     return found[0]
 
 
-def _check_keys(name: str, table: TablePlan, tables: Mapping[str, TablePlan], path: Path) -> None:
-    if table.key is None and not table.fkeys:
-        raise ValueError(f"{path}: table {name!r} has neither a pkey nor fkeys: name its keys, or leave it out.")
-    for column, target in table.fkeys.items():
-        if target not in tables:
-            raise ValueError(
-                f"{path}: {name}.{column} holds keys of {shown(target)}, and the tables are {shown(list(tables))}."
-            )
-        if tables[target].key is None:
-            raise ValueError(
-                f"{path}: {name}.{column} holds keys of {target!r}, which has no pkey: say which column it is."
-            )
-
-
 _OF_TASK = ("task_type", "entity_table", "entity_col", "time_col", "target_col", "remove_columns", "kind")
 _OF_PAIRS = {  # what a task that recommends calls these
     "entity_table": "src_entity_table",
@@ -267,54 +279,52 @@ _OF_PAIRS = {  # what a task that recommends calls these
 _KNOWN = (*_OF_TASK, *_OF_PAIRS.values(), "dst_entity_table", "eval_k")
 
 
-def _check_words_of_task(file: Path, said: Mapping[str, Any]) -> None:
-    """Refuse words that are nearly those of a task, and hidden columns that are no pairs."""
+def _task(file: Path, tables: Mapping[str, TablePlan]) -> TaskSpec:
+    said, name, of_nodes = (
+        Words(str(file), parsed(file)),
+        file.parent.name,
+        [t for t, each in tables.items() if each.kind],
+    )
     for word in map(str, said):
         if word not in _KNOWN and (near := get_close_matches(word, _KNOWN, n=1, cutoff=0.8)):
             raise ValueError(f"{file} says {word}, which nobody knows: did you mean {near[0]}?")
-    pairs = said.get("remove_columns") or ()
-    if not isinstance(pairs, list | tuple) or not all(isinstance(each, list) and len(each) == 2 for each in pairs):
-        raise ValueError(
-            f"{file}: remove_columns must be pairs of a table and a column, [[order, price]], got {shown(pairs)}."
-        )
-
-
-def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TablePlan]) -> TaskSpec:
-    folder = file.parent
-    _check_words_of_task(file, said)
     task_type, kind = said.get("task_type"), said.get("kind")
     if kind != AUTOCOMPLETE and get_close_matches(str(kind).lower(), [AUTOCOMPLETE], cutoff=0.8):
         raise ValueError(f"{file}: kind must be {AUTOCOMPLETE}, or a word that hides nothing, got {shown(kind)}.")
-    if task_type not in TASK_TYPES:
-        raise ValueError(f"{file}: task_type must be one of {shown(list(TASK_TYPES))}, got {shown(task_type)}.")
-    words = _OF_PAIRS if task_type == RECOMMENDATION else {name: name for name in _OF_PAIRS}
-    entity = _table_of_nodes(file, words["entity_table"], said, tables)
-    column, time = said.get(words["entity_col"]), said.get("time_col")
+    said.check_one_of("task_type", task_type, TASK_TYPES)
+    recommends = task_type == RECOMMENDATION
+    words = _OF_PAIRS if recommends else {word: word for word in _OF_PAIRS}
+    entity, column, targets = (said.get(word) for word in words.values())
+    said.check_one_of(words["entity_table"], entity, of_nodes)
+    time = said.get("time_col")
     if kind == AUTOCOMPLETE:
         column, time = column or tables[entity].key, time or tables[entity].time_col
-    targets = said.get(words["target_col"])
     targets = tuple(targets) if isinstance(targets, list) else (targets,)
     if not isinstance(column, str) or not targets or not isinstance(targets[0], str):
         missing = words["target_col" if isinstance(column, str) else "entity_col"]
         raise ValueError(f"{file} names no {missing}: the column of the task's tables that holds it.")
-    hidden = {(str(of), str(name)) for of, name in said.get("remove_columns") or ()}
-    hidden |= {(entity, str(target)) for target in targets if kind == AUTOCOMPLETE}
-    for of, name in sorted(hidden):
-        if of not in tables or name not in columns_of(tables[of].path):
-            raise ValueError(f"{file} hides the column {of}.{name}, and there is none: correct remove_columns.")
-        if name in {tables[of].key, tables[of].time_col, *tables[of].fkeys}:
-            raise ValueError(f"{file} hides {of}.{name}, which holds keys or times: hide columns of features alone.")
-    files = _files(folder, file)
+    hidden = _hidden(said, tables) | {(entity, str(target)) for target in targets if kind == AUTOCOMPLETE}
+    for of, hides in sorted(hidden):
+        if of not in tables or hides not in columns_of(tables[of].path):
+            raise ValueError(f"{file} hides the column {of}.{hides}, and there is none: correct remove_columns.")
+        if hides in {tables[of].key, tables[of].time_col, *tables[of].fkeys}:
+            raise ValueError(f"{file} hides {of}.{hides}, which holds keys or times: hide columns of features alone.")
+    files = _files(file.parent, file)
     for path in files.values():
-        for name in filter(None, (column, time)):
-            if name not in columns_of(path):
-                raise ValueError(f"{file} names the column {name!r}, and {path} has {shown(columns_of(path))}.")
-    if time is None and (task_type == RECOMMENDATION or any(table.time_col for table in tables.values())):
+        said.check_columns({column: words["entity_col"], time: "time_col"}, path)
+    if time is None and (recommends or any(table.time_col for table in tables.values())):
         raise ValueError(
             f"{file} has no time_col, and rows have times: without one a question would see its own future."
         )
-    name = folder.name
-    spec = TaskSpec(
+    receiver, k = (
+        said.get("dst_entity_table") if recommends else None,
+        said.get("eval_k", TaskSpec.k) if recommends else TaskSpec.k,
+    )
+    if not is_integer(k) or k < 1 or (recommends and len(targets) > 1):
+        raise ValueError(f"{file}: eval_k must be a number of rows to recommend, of one column, got {shown(k)}.")
+    if recommends:
+        said.check_one_of("dst_entity_table", receiver, of_nodes)
+    return TaskSpec(
         path=next(iter(files.values())),
         kind=name,
         edges={(entity, ASKED, name): (column, None)},
@@ -326,20 +336,19 @@ def _task(file: Path, said: Mapping[str, Any], tables: Mapping[str, TablePlan]) 
         targets=targets,
         time_col=time,
         hidden=tuple(sorted(hidden)),
+        receiver=receiver,
+        k=int(k),
     )
-    if task_type != RECOMMENDATION:
-        return spec
-    if not is_integer(k := said.get("eval_k", spec.k)) or k < 1 or len(targets) > 1:
-        raise ValueError(f"{file}: eval_k must be a number of rows to recommend, of one column, got {shown(k)}.")
-    return replace(spec, receiver=_table_of_nodes(file, "dst_entity_table", said, tables), k=int(k))
 
 
-def _table_of_nodes(file: Path, word: str, said: Mapping[str, Any], tables: Mapping[str, TablePlan]) -> str:
-    """The table that a task names, whose rows are nodes."""
-    name = str(said.get(word))
-    if name not in tables or tables[name].kind is None:
-        raise ValueError(f"{file}: {word} must be one of {shown(list(tables))}, got {shown(name)}.")
-    return name
+def _hidden(said: Words, tables: Mapping[str, TablePlan]) -> set[tuple[str, str]]:
+    """Table and column of what must not be seen, as the manifest of a task lists them."""
+    pairs = said.get("remove_columns") or ()
+    if not isinstance(pairs, list | tuple) or not all(isinstance(each, list) and len(each) == 2 for each in pairs):
+        raise ValueError(
+            f"{said.where}: remove_columns must be pairs of a table and a column, [[order, price]], got {shown(pairs)}."
+        )
+    return {(str(of), str(name)) for of, name in pairs}
 
 
 def _files(folder: Path, file: Path) -> dict[str, Path]:
@@ -356,18 +365,3 @@ def _files(folder: Path, file: Path) -> dict[str, Path]:
             "tasks of SQL by relbench.load_dataset(...).load_task(..., regenerate=True)."
         )
     return files
-
-
-def _moment(value: Any, name: str, path: Path) -> int | None:
-    """A time of the manifest as a number: that of seconds since 1970, or of the unit that the tables have."""
-    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-        return value
-    if isinstance(value, date):  # YAML makes a date of 2024-07-01
-        value = value.isoformat()
-    try:
-        moment = np.datetime64(str(value).removesuffix("+00:00").removesuffix("Z"), "s")
-    except ValueError as error:
-        raise ValueError(
-            f"{path}: {name} must be a date, such as 2024-07-01, or a number, got {shown(value)}."
-        ) from error
-    return int(moment.astype(np.int64))
