@@ -38,7 +38,7 @@ SECONDS_OF_DAY = 86_400
 PERIODS = (SECONDS_OF_DAY, 7 * SECONDS_OF_DAY, 31_556_952)  # a day, a week, a year
 NO_SPLIT = ("", "none", "-")
 SURELY_EXACT = 1 << 24  # whole numbers below are numbers of float32
-FLOAT, DOUBLE, LONG, BOOL = (np.dtype(kind) for kind in (np.float32, np.float64, np.int64, np.bool_))
+FLOAT, DOUBLE, INT, LONG, BOOL = map(np.dtype, (np.float32, np.float64, np.int32, np.int64, np.bool_))
 OF_FEATURES = {  # what one look tells of a column, in the rows that are seen; and in all, for what cannot be right
     "there": "count({value}) FILTER (seen)",
     "numbers": "count({number}) FILTER (seen)",
@@ -82,6 +82,42 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class Made:
+    """An array, or columns of one, and the cells that they are made of.
+
+    Args:
+        array: What it is called in the graph.
+        dtype: Its type.
+        sql: The SQL of a cell.
+        width: How many numbers a cell has: 0 of a single one, which is no row of numbers.
+        words: Classes or categories in order, where cells are words.
+        first: The number of the first word.
+        embed: Turns texts into rows of numbers, where cells are texts.
+    """
+
+    array: str
+    dtype: np.dtype[Any]
+    sql: str
+    width: int = 0
+    words: Sequence[str] | None = None
+    first: int = 0
+    embed: Embed | None = None
+
+    def of(self, column: Any) -> Column:
+        """The rows of a piece, given its column of pyarrow."""
+        missing: Column = column.is_null().to_numpy(zero_copy_only=False)
+        if self.words is not None:
+            values = places_of(column, self.words) + self.first
+            values = np.where(missing, MISSING, values) if self.first else values
+        elif self.embed is not None:
+            values = np.where(missing[:, None], 0, self.embed(column.fill_null("").to_pylist()))
+        else:
+            values = numpy_of(column.flatten() if hasattr(column, "flatten") else column)  # which lists alone have
+        values = values.astype(self.dtype, copy=False)
+        return values.reshape(len(column), self.width) if self.width else values
+
+
+@dataclass(frozen=True)
 class Feature:
     """A column, and the numbers that it becomes.
 
@@ -112,73 +148,65 @@ class Feature:
     periods: Sequence[int] = ()
 
     @property
-    def sql(self) -> str:
-        """The SQL of a cell."""
-        if self.kind == "list":
-            return f"CAST({self.cells.name} AS FLOAT[])"
-        if self.kind == "number":
-            return self.cells.number if self.cut else f"TRY_CAST({self.cells.number} AS FLOAT)"
-        return self.cells.seconds if self.kind == "time" else self.cells.value
-
-    @property
     def size(self) -> int:
         """Of a category of a database, the number of its values."""
         return len(self.words) + UNSEEN + 1 if self.kind == "category" else 0
 
     @property
+    def parts(self) -> list[Made]:
+        """What is made of its cells: numbers, side by side with a mark, and of a date of a database a moment."""
+        cells, cut, before = self.cells, self.cut, f"{self.name}_" if self.cut and self.name in self.cut.hidden else ""
+        array, width = (self.array, 0) if self.array else (before + NUMBERS, 1)
+        if self.kind == "category":
+            array = self.array or before + CATEGORIES
+            return [Made(array, INT, cells.value, width, self.words, UNSEEN + 1 if cut else 1)]
+        there = cells.value
+        if self.kind == "list":
+            made = [Made(array, FLOAT, f"CAST({cells.name} AS FLOAT[])", self.width)]
+        elif self.kind == "text":
+            made = [Made(array, FLOAT, there, self.width, embed=self.embedded)]
+        else:
+            there, numbers = self._numbers
+            made = [Made(array, FLOAT, sql, width) for sql in numbers]
+        if self.is_marked:
+            mark = f"{array}_is_missing" if self.array else array
+            made.append(Made(mark, FLOAT, f"CAST({there} IS NULL AS FLOAT)", width))
+        if self.kind == "time" and cut and self.name != cut.time:
+            made.append(Made(before + MOMENTS, LONG, f"coalesce({there}, {NO_MOMENT})", 1))
+        return made
+
+    @property
+    def _numbers(self) -> tuple[str, list[str]]:
+        """The SQL of a number or a date, which may be missing, and of the numbers that are made of it."""
+        cells, mean = self.cells, f"'{self.mean!r}'::DOUBLE"
+        if self.cut is None:
+            days = f"CAST({cells.seconds} / {SECONDS_OF_DAY}::DOUBLE AS FLOAT)"
+            there = days if self.kind == "time" else f"TRY_CAST({cells.number} AS FLOAT)"
+            return there, [f"coalesce({there}, CAST({mean} AS FLOAT))" if self.is_marked else there]
+        if self.kind == "time":
+            turns = [f"2 * pi() * (({cells.seconds} % {at} + {at}) % {at}) / {at}" for at in self.periods]
+            return cells.seconds, [f"coalesce({wave}({turn}), 0)" for turn in turns for wave in ("sin", "cos")]
+        standard = f"coalesce(({cells.real} - {mean}) / '{self.deviation!r}'::DOUBLE, 0)"
+        within = f"least(greatest({standard}, -{MOST_DEVIATIONS}), {MOST_DEVIATIONS})"
+        return cells.real, [within] if self.width else []
+
+    @property
     def widths(self) -> dict[str, int]:
         """How many columns of which arrays it makes."""
-        if self.array:
-            return {self.array: self.width} | ({f"{self.array}_is_missing": 1} if self.is_marked else {})
-        before = f"{self.name}_" if self.cut and self.name in self.cut.hidden else ""
-        if self.kind == "category":
-            return {before + CATEGORIES: 1}
-        has_moments = self.kind == "time" and self.cut is not None and self.name != self.cut.time
-        found = {before + NUMBERS: self.width + self.is_marked, before + MOMENTS: int(has_moments)}
-        return {array: width for array, width in found.items() if width}
+        widths: dict[str, int] = {}
+        for each in self.parts:
+            widths[each.array] = widths.get(each.array, 0) + each.width
+        return widths
 
-    def of(self, column: Any) -> dict[str, Column]:
-        """The numbers of a piece of pyarrow, a row for each cell, by array."""
-        missing: Column = column.is_null().to_numpy(zero_copy_only=False)
-        if self.kind == "category":
-            codes = np.where(missing, MISSING, places_of(column, self.words) + (UNSEEN + 1 if self.cut else 1))
-            rows = codes.astype(np.int32)[:, None]
-        else:
-            numbers, missing = self._numbers(column, missing)
-            parts = [*numbers, *([missing] if self.is_marked else [])]
-            rows = np.column_stack(parts).astype(FLOAT, copy=False) if parts else np.empty((len(column), 0), FLOAT)
-        if self.array:
-            marks = {f"{self.array}_is_missing": rows[:, self.width]} if self.is_marked else {}
-            return {self.array: rows if self.kind in ("list", "text") else rows[:, 0]} | marks
-        moments = np.where(missing, NO_MOMENT, column.fill_null(0).to_numpy()) if self.kind == "time" else missing
-        return {array: moments[:, None] if array.endswith(MOMENTS) else rows for array in self.widths}
-
-    def _numbers(self, column: Any, missing: Column) -> tuple[list[Column], Column]:
-        """The columns of numbers, and which cells have none."""
-        if self.kind == "list":
-            return [numpy_of(column.flatten()).reshape(len(column), self.width)], missing
-        if self.kind == "text":
-            rows = (self.cut.embed if self.cut else hash_words)(column.fill_null("").to_pylist())
-            if rows.shape[1] != self.width:
-                raise ValueError(
-                    f"column {self.name!r}: the function of texts made rows of {rows.shape[1]} numbers, and of "
-                    f"{self.width} before."
-                )
-            return [np.where(missing[:, None], FLOAT.type(0), rows)], missing
-        if self.kind == "time" and self.cut:
-            dates = column.fill_null(0).to_numpy()
-            turns = [2 * np.pi * (dates % period) / period for period in self.periods]
-            return [np.where(missing, 0, wave(turn)) for turn in turns for wave in (np.sin, np.cos)], missing
-        values = numpy_of(column)
-        if self.cut is None:
-            values = (values / SECONDS_OF_DAY if self.kind == "time" else values).astype(FLOAT, copy=False)
-            missing = np.isnan(values)
-            return [np.where(missing, FLOAT.type(self.mean), values) if self.is_marked else values], missing
-        missing = np.isnan(values := values.astype(DOUBLE))
-        if not self.width:
-            return [], missing
-        standard = np.nan_to_num((values - self.mean) / self.deviation)
-        return [standard.clip(-MOST_DEVIATIONS, MOST_DEVIATIONS)], missing
+    def embedded(self, texts: Sequence[str]) -> Column:
+        """A row of numbers for each text."""
+        rows = (self.cut.embed if self.cut else hash_words)(texts)
+        if rows.shape[1] != self.width:
+            raise ValueError(
+                f"column {self.name!r}: the function of texts made rows of {rows.shape[1]} numbers, and of "
+                f"{self.width} before."
+            )
+        return rows
 
     def fitted(self, kind: str, look: Any, rows: int, counts: Mapping[str, int]) -> Feature:
         """The same with what was found: its kind, and the statistics of so many rows.
@@ -219,32 +247,6 @@ class Feature:
         }[self.kind]
 
 
-@dataclass(frozen=True)
-class Made:
-    """An array, and the column that it is made of.
-
-    Args:
-        array: What it is called in the graph.
-        dtype: Its type.
-        sql: The SQL of a cell.
-        width: How many numbers a cell has: 0 of a single one, which is no row of numbers.
-        words: Classes in order, where cells are words.
-    """
-
-    array: str
-    dtype: np.dtype[Any]
-    sql: str
-    width: int = 0
-    words: Sequence[str] | None = None
-
-    def of(self, column: Any) -> dict[str, Column]:
-        """The rows of a piece, given its column of pyarrow."""
-        if self.words is not None:
-            return {self.array: places_of(column, self.words).astype(self.dtype, copy=False)}
-        values = numpy_of(column.flatten() if self.width else column).astype(self.dtype, copy=False)
-        return {self.array: values.reshape(len(column), self.width) if self.width else values}
-
-
 class Columns:
     """What the columns of a table become.
 
@@ -278,26 +280,20 @@ class Columns:
             self.look()
 
     @property
-    def all(self) -> list[Feature | Made]:
-        """All of them."""
-        return [*self.made, *self.features]
+    def all(self) -> list[Made]:
+        """What is made of all of them."""
+        return [*self.made, *(part for each in self.features for part in each.parts)]
 
     @property
     def cells(self) -> dict[str, str]:
         """The SQL of their cells."""
         return {f"c{at}": each.sql for at, each in enumerate(self.all)}
 
-    @property
-    def arrays(self) -> list[str]:
-        """The names of all arrays."""
-        return [*(made.array for made in self.made), *(name for each in self.features for name in each.widths)]
-
     def of(self, piece: Mapping[str, Any]) -> dict[str, Column]:
         """The arrays of a piece of ``cells``: what several columns become of one stands side by side."""
         parts: dict[str, list[Column]] = {}
         for at, each in enumerate(self.all):
-            for array, rows in each.of(piece[f"c{at}"]).items():
-                parts.setdefault(array, []).append(rows)
+            parts.setdefault(each.array, []).append(each.of(piece[f"c{at}"]))
         found = {name: rows[0] if len(rows) == 1 else np.concatenate(rows, 1) for name, rows in parts.items()}
         if not self._suspects:
             names = {name for each in self.features for name in each.widths}

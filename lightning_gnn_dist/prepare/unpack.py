@@ -284,7 +284,7 @@ class Unpacking:
         given = self.work, table, plan.columns, self.plan.time, self.plan.kinds
         columns = columns_of(*given, of_edges=is_edges, plain=is_plain)
         if is_edges:
-            convert.check_each_name(columns.arrays, allowed=())
+            convert.check_each_name([each.array for each in columns.all], allowed=())
             self._check_heading(table, plan)
         return columns
 
