@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +23,7 @@ from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.prepare.arrays import SPLITS
 from lightning_gnn_dist.prepare.journal import Prepared
-from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Choice, Portion, Preparation, as_files
+from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Portion, Preparation, as_files
 
 ONE_SHARD = "lightning_gnn_dist.extensions.shards.one_shard"
 SENDERS_AT_ONCE = 1 << 22
@@ -62,7 +62,8 @@ def _preparation(options: argparse.Namespace, files: Mapping[str, Path], shard: 
         reverse=options.reverse,
         split=options.split,
         seed=options.seed,
-        choice=Choice(tuple(options.drop), {name: kind for kind, *names in options.kinds for name in names}),
+        drop=tuple(options.drop),
+        kinds={name: kind for kind, *names in options.kinds for name in names},
         float_labels=options.float_labels,
         memory_bytes=options.memory or DEFAULT_MEMORY,
     )
@@ -138,7 +139,7 @@ def _estimate(preparation: Preparation) -> None:
         print(line)
 
 
-def _tell_columns(told: list[tuple[str, str, str]]) -> None:
+def _tell_columns(told: Sequence[tuple[str, str, str]]) -> None:
     """Print what columns become that are more than numbers."""
     if told:
         print("\n".join(aligned([("table", "column", "becomes"), *told])))

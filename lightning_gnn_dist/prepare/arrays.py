@@ -224,9 +224,16 @@ class Carried:
     def bytes_per_edge(self) -> int:
         return sum(rows.bytes_per_row for rows in self.arrays.values())
 
+    def rows(self, first: int, count: int) -> dict[str, Column]:
+        """The rows of ``count`` edges from ``first`` on, by array, checked: later only bytes are moved."""
+        found = {name: rows.read(first, count) for name, rows in self.arrays.items()}
+        for name, array in found.items():
+            convert.check_finite(self.arrays[name].as_tensor(array), first, name=name, row="edge")
+        return found
+
     def read(self, first: int, count: int) -> Column:
         """What ``count`` edges from ``first`` on carry, shape ``(count, bytes_per_edge)``."""
-        parts = [rows.read(first, count).reshape(count, -1).view(np.uint8) for rows in self.arrays.values()]
+        parts = [array.reshape(count, -1).view(np.uint8) for array in self.rows(first, count).values()]
         return np.concatenate(parts, axis=1)
 
     def split(self, carried: Column) -> Iterator[tuple[str, Column]]:

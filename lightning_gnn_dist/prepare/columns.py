@@ -28,6 +28,7 @@ from lightning_gnn_dist.graph.storage.npy import Column
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MISSING, MOMENTS, NO_MOMENT, NUMBERS, UNSEEN
 from lightning_gnn_dist.prepare.arrays import SPLIT_WORDS, SPLITS, check_classes, check_purposes, purpose_of
 from lightning_gnn_dist.prepare.engine import COUNTS, WHOLE, Bad, Cells, Table, Work, literal, numpy_of, places_of
+from lightning_gnn_dist.prepare.plan import EDGE, TablePlan
 from lightning_gnn_dist.prepare.text import WIDTH, Embed, hash_words
 
 MOST_WORDS = 1_000  # different ones of what is taken for a category unless it is said
@@ -126,6 +127,7 @@ class Feature:
         cells: Its cells.
         array: What edges call it. Nodes have categories in one array, and all else in others.
         cut: What a database says of it.
+        asked: The kind that it is said to be.
         kind: What it is.
         width: How many numbers a cell becomes, without a mark.
         is_marked: Whether some cells are empty.
@@ -139,6 +141,7 @@ class Feature:
     cells: Cells
     array: str = ""
     cut: Cut | None = None
+    asked: str | None = None
     kind: str = "number"
     width: int = 1
     is_marked: bool = False
@@ -257,24 +260,15 @@ class Columns:
         table: The table.
         made: What is made of columns that are no features.
         features: The features.
-        kinds: Their kinds, where they are told.
 
     Attributes:
         left_out: Why features of a database become nothing.
     """
 
-    def __init__(
-        self,
-        work: Work,
-        table: Table,
-        made: Sequence[Made] = (),
-        features: Sequence[Feature] = (),
-        kinds: Mapping[str, str] | None = None,
-    ) -> None:
-        self._work, self._table, self.made, self.left_out = work, table, [*made], dict[str, str]()
-        self.features, names = [*features], {each.name for each in features}
-        self._kinds = {name: kind for name, kind in (kinds or {}).items() if name in names}
-        self._suspects = any(each.cut or each.name in self._kinds or not _is_number(each.cells) for each in features)
+    def __init__(self, work: Work, table: Table, made: Sequence[Made] = (), features: Sequence[Feature] = ()) -> None:
+        self._work, self._table, self.made, self.features = work, table, [*made], [*features]
+        self.left_out = dict[str, str]()
+        self._suspects = any(each.cut or each.asked or not _is_number(each.cells) for each in features)
         self._was_looked_at = False
         if self._suspects:
             self.look()
@@ -357,7 +351,7 @@ class Columns:
 
         Of a database all cells before the cut are numbers, or dates; elsewhere nearly all.
         """
-        name, cells, asked = each.name, each.cells, self._kinds.get(each.name)
+        name, cells, asked = each.name, each.cells, each.asked
         instead = f"say: columns: {{{name}: category}}." if each.cut else f"say: --as category {name}."
         way_out = f"Give another number, or leave the column out (--drop {name})."
         if not each.cut and not look.there:
@@ -400,13 +394,14 @@ class Columns:
 
         Categories that are told are refused if they have too many words.
         """
-        few = [name for name, count in about.items() if count <= 2 * (MOST if name in self._kinds else MOST_WORDS)]
+        asked = {each.name for each in self.features if each.asked}
+        few = [name for name, count in about.items() if count <= 2 * (MOST if name in asked else MOST_WORDS)]
         cut = self.features[0].cut if few else None
         seen = cut.seen if cut else "true"
         histograms = [f"histogram({self._table.cells(name).value}) FILTER ({seen})" for name in few]
         counts = self._work.look(self._table, ", ".join(histograms)) if few else ()
         found = {name: each or {} for name, each in zip(few, counts, strict=True)}
-        for name in about.keys() & self._kinds.keys():
+        for name in about.keys() & asked:
             if len(found.get(name, range(MOST + 1))) > MOST:
                 instead = f"columns: {{{name}: text}}" if cut else f"--as text {name}"
                 self._tell(name, f"has more than {MOST:,} different words: say that it is text ({instead}).")
@@ -416,28 +411,20 @@ class Columns:
         self._work.problems.append(f"{self._table.source}: column {name!r} {what}")
 
 
-def columns_of(
-    work: Work,
-    table: Table,
-    names: Sequence[str],
-    time: str | None,
-    kinds: Mapping[str, str],
-    *,
-    of_edges: bool,
-    plain: bool,
-) -> Columns:
+def columns_of(work: Work, table: Table, plan: TablePlan, time: str | None, kinds: Mapping[str, str]) -> Columns:
     """What the columns of a table become by their names: labels, splits, masks, times, and features.
+
+    Those of edges of a graph without types are features alone, and each feature of edges is an array of its own.
 
     Args:
         work: Reads the table.
         table: The table.
-        names: The columns.
+        plan: What it holds.
         time: The column of times, if there is one.
         kinds: The kinds of features, where they are told.
-        of_edges: Whether edges carry them: then each feature is an array of its own, and not a column of ``x``.
-        plain: Whether all are features.
     """
-    roles = {} if plain else {name: role for name in names if (role := _role(name, time))}
+    names, of_edges = plan.columns, plan.kind is None
+    roles = {} if EDGE in plan.edges else {name: role for name in names if (role := _role(name, time))}
     arrays = {name: f"edge_{name.removeprefix('edge_')}" if of_edges else "" for name in names if name not in roles}
     of_split = [(name, f"{split}_mask") for name, role in roles.items() if role == "split" for split in SPLITS]
     purposes = [(name, arrays.get(name) or purpose_of(name)) for name in names if roles.get(name) != "split"]
@@ -445,8 +432,8 @@ def columns_of(
     looks, bad = work.look_at(table, roles, COUNTS)[1] if roles else {}, list[Bad]()
     made = [each for name, role in roles.items() for each in _made(work, table, name, role, looks[name], bad)]
     work.refuse_cells(table, bad)
-    features = [Feature(name, table.cells(name), array) for name, array in arrays.items()]
-    return Columns(work, table, made, features, kinds)
+    features = [Feature(name, table.cells(name), array, asked=kinds.get(name)) for name, array in arrays.items()]
+    return Columns(work, table, made, features)
 
 
 def _made(work: Work, table: Table, name: str, role: str, look: Any, bad: list[Bad]) -> Iterable[Made]:

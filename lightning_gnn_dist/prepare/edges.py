@@ -18,7 +18,7 @@ from lightning_gnn_dist.graph.storage.npy import Column, append, save, write_hea
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.prepare.arrays import Progress, RowFiles, check_num_nodes
 from lightning_gnn_dist.prepare.journal import Journal
-from lightning_gnn_dist.prepare.nodes import MAX_BYTES_AT_ONCE, Part
+from lightning_gnn_dist.prepare.nodes import Part
 from lightning_gnn_dist.prepare.plan import EdgeFiles, Plan
 
 
@@ -55,16 +55,11 @@ def deal(
         start[bucket + 1] += start[bucket]
     cursor = start[:-1].copy()
     for at in range(sender.size):
-        bucket = bucket_of[receiver[at]]
-        low = np.uint64(sender[at]) << np.uint64(flag)
-        keys[cursor[bucket]] = (np.uint64(receiver[at] - first[bucket]) << np.uint64(bits)) | low
-        if edges.size:
-            edges[cursor[bucket]] = at
-        cursor[bucket] += 1
-        if both_ways:
-            bucket = bucket_of[sender[at]]
-            low = (np.uint64(receiver[at]) << np.uint64(flag)) | np.uint64(flag)
-            keys[cursor[bucket]] = (np.uint64(sender[at] - first[bucket]) << np.uint64(bits)) | low
+        for is_reverse in range(2 if both_ways else 1):
+            one, other = (receiver[at], sender[at]) if is_reverse else (sender[at], receiver[at])
+            bucket = bucket_of[other]
+            low = (np.uint64(one) << np.uint64(flag)) | np.uint64(flag * is_reverse)
+            keys[cursor[bucket]] = (np.uint64(other - first[bucket]) << np.uint64(bits)) | low
             if edges.size:
                 edges[cursor[bucket]] = at
             cursor[bucket] += 1
@@ -157,7 +152,8 @@ class ExternalSort:
         bounds = cut_nodes(np.load(self._degrees), self._memory_bytes, self._width, 1 << min(64 - bits, 62))
         sizes = self._deal(np.array(bounds), bits, partial(on_progress, f"dealing {words} into buckets"))
         dtype = torch.empty(0, dtype=convert.index_dtype(num_ids)).numpy().dtype
-        for file, (kind, shape) in (self._written | {self._out / "indices.npy": (dtype, ())}).items():
+        written = self._written | {self._out / "indices.npy": (dtype, ())}
+        for file, (kind, shape) in written.items():
             file.unlink(missing_ok=True)
             write_header(file, kind, (0, *shape))
         indptr = np.zeros(bounds[-1] + 1, np.int64)
@@ -167,7 +163,7 @@ class ExternalSort:
             on_progress(f"sorting {words}", (bucket + 1) / len(sizes))
         np.cumsum(indptr, out=indptr)
         save(self._out / "indptr.npy", indptr)
-        for file, (kind, shape) in (self._written | {self._out / "indices.npy": (dtype, ())}).items():
+        for file, (kind, shape) in written.items():
             write_header(file, kind, (int(indptr[-1]), *shape))
 
     def _deal(self, bounds: Column, bits: int, progress: Progress) -> list[int]:
@@ -302,29 +298,20 @@ class EdgeSorting:
 
     def sort(self, edge_type: EdgeType, as_read: EdgeType, parts: Mapping[str, Part], on_progress: OnProgress) -> None:
         """Sort the edges of one type, with what they carry. Those of ``as_read`` are read, turned round if another."""
-        journal = self.journal(edge_type)
-        if journal.get("is_sorted"):
+        if self.journal(edge_type).get("is_sorted"):
             return
         given = self.plan.edges[as_read]
         of_ends, flip = [parts[kind].num_all for kind in edge_type[::2]], given.flip or edge_type != as_read
         turned = replace(given, num_senders=of_ends[0], num_receivers=of_ends[1], flip=flip)
-        files = self.files_of(edge_type, turned, parts, journal, on_progress)
-        self._check_carried(files, journal)
+        files = self.files_of(edge_type, turned, parts[edge_type[2]], on_progress)
+        check_times(files.carried.arrays, self.plan.time, "edge")
         number = None if self.plan.have_names else parts[edge_type[0]].number
         sort = ExternalSort(self, edge_type, files, number)
         sort.run(parts[edge_type[2]].size, on_progress, words_of(edge_type))
-        journal = self.journal(edge_type)
-        journal.record(sorted(self.out(edge_type).rglob("*.npy")), is_sorted=True)
+        self.journal(edge_type).record(sorted(self.out(edge_type).rglob("*.npy")), is_sorted=True)
 
-    def files_of(
-        self,
-        edge_type: EdgeType,
-        files: EdgeFiles,
-        parts: Mapping[str, Part],
-        journal: Journal,
-        on_progress: OnProgress,
-    ) -> EdgeFiles:
-        """The edges of a type that are sorted: all."""
+    def files_of(self, edge_type: EdgeType, files: EdgeFiles, part: Part, on_progress: OnProgress) -> EdgeFiles:
+        """The edges of a type that are sorted, into receivers that are prepared: all."""
         return files
 
     def journal(self, edge_type: EdgeType) -> Journal:
@@ -339,20 +326,6 @@ class EdgeSorting:
     def of_type(self, edge_type: EdgeType) -> Path:
         """The folder in which the edges of a type are worked on."""
         return self.folder / "edges" / folder_of(edge_type)
-
-    def _check_carried(self, files: EdgeFiles, journal: Journal) -> None:
-        """Refuse what edges carry if it has a name, or values, that a graph cannot have: later only bytes are moved."""
-        carried = files.carried.arrays
-        convert.check_each_name(carried, allowed=())
-        check_times(carried, self.plan.time, "edge")
-        if journal.get("is_carried_checked"):
-            return
-        for name, rows in carried.items():
-            first = 0
-            for piece in rows.pieces(0, min(self.memory_bytes // 4, MAX_BYTES_AT_ONCE)):
-                convert.check_finite(rows.as_tensor(piece), first, name=name, row="edge")
-                first += len(piece)
-        journal.record(is_carried_checked=True)
 
 
 def check_times(arrays: Mapping[str, RowFiles], time: str | None, row: str) -> None:

@@ -51,11 +51,6 @@ class Journal:
         self._values |= values
         write_whole(self._file, json.dumps({"inputs": self._inputs, "values": self._values}))
 
-    def clear(self) -> None:
-        """Delete all values."""
-        self._values = {}
-        self.record()
-
     def _read(self) -> dict[str, Any]:
         if not self._file.exists():
             return {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from lightning_gnn_dist.graph.rows import row_slices
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, append, write_header
 from lightning_gnn_dist.graph.storage.store import map_npy, types_from
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
-from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
 from lightning_gnn_dist.prepare.arrays import Progress
+from lightning_gnn_dist.prepare.edges import EdgeSorting
 from lightning_gnn_dist.prepare.journal import map_arrays
 from lightning_gnn_dist.prepare.nodes import NodesOfType
 
@@ -59,10 +59,9 @@ class SortedEdges:
 def merge_types(
     draft: Path,
     nodes: Mapping[str, NodesOfType],
-    folders: Mapping[EdgeType, Path],
-    time: str | None,
+    edges: EdgeSorting,
+    edge_types: Iterable[EdgeType],
     is_shard: bool,
-    tables: Tables | None,
     progress: Progress,
 ) -> GraphTypes:
     """Write the rows of all nodes, after a kill from the beginning; return the types, which look at all lengths.
@@ -73,12 +72,12 @@ def merge_types(
     Args:
         draft: The directory of the graph. What was there of rows is removed.
         nodes: The nodes of each type.
-        folders: Where the sorted edges of each type are.
-        time: The array of times, if there is one.
+        edges: Has sorted the edges of each type.
+        edge_types: These types.
         is_shard: Whether senders are called by the ids of a larger graph.
-        tables: What became of the tables of a database.
         progress: Called with the share of the edges that is written.
     """
+    folders, time, tables = {each: edges.out(each) for each in edge_types}, edges.plan.time, edges.plan.of_tables
     parts = {kind: of_kind.part for kind, of_kind in nodes.items()}
     counts = {edge_type: NpyFile.of(folder / "indices.npy").shape[0] for edge_type, folder in folders.items()}
     shutil.rmtree(draft / "edges", ignore_errors=True)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isclose
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -61,38 +60,26 @@ def _labelled(y: Tensor | None, num_nodes: int) -> np.ndarray[tuple[int], np.dty
     return (y >= 0).nonzero().view(-1).numpy()
 
 
-class Part(Protocol):
-    """The nodes of a type that are prepared."""
+@dataclass(frozen=True, eq=False)
+class Part:
+    """The nodes of a type that are prepared: all, with their own numbers. Those of a shard are fewer.
 
-    @property
-    def num_all(self) -> int:
-        """How many nodes the type has."""
-
-    @property
-    def size(self) -> int:
-        """How many are prepared."""
-
-    @property
-    def number(self) -> Column | None:
-        """The new number of each node, or None if it is the old one."""
-
-    def renumbered(self, nodes: Column) -> Column:
-        """The new numbers of some nodes."""
-
-
-@dataclass(frozen=True)
-class AllNodes:
-    """A :class:`Part`: all nodes, with their own numbers."""
+    Args:
+        num_all: How many nodes the type has.
+        number: The new number of each node, or None if it is the old one.
+    """
 
     num_all: int
-    number: None = None
+    number: Column | None = None
 
     @property
     def size(self) -> int:
+        """How many nodes are prepared."""
         return self.num_all
 
     def renumbered(self, nodes: Column) -> Column:
-        return nodes
+        """The new numbers of some nodes."""
+        return nodes if self.number is None else self.number[nodes]
 
 
 @dataclass(frozen=True, kw_only=True)

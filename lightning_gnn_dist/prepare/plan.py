@@ -5,11 +5,11 @@ A graph without types is one of one type, whose names are empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +43,9 @@ from lightning_gnn_dist.prepare.reading import (
     is_table,
     name_of,
 )
+
+if TYPE_CHECKING:
+    from lightning_gnn_dist.graph.typed.tables import Tables
 
 PYG = {".pt", ".pth"}
 NODE, EDGE = OneType.node_types[0], OneType.edge_types[0]
@@ -223,8 +226,10 @@ class Plan:
         time: The array of times, if there is one.
         kinds: What columns of features are, where that is told.
         unpacking: What turns tables into arrays where they say themselves what is in them, in place of ``Unpacking``.
-        lines: What such tables say of themselves, in words.
-        may_dangle: Whether keys of such tables that name no row are left out.
+        headings: What is taken for the headings of tables, or what tables say of themselves, in words.
+        ids: Of tables that have become arrays, the files of ids, by the types of nodes.
+        told: What became of columns that are more than numbers: a table, a column, and what it becomes.
+        of_tables: What became of the tables of a database.
     """
 
     nodes: Mapping[str, NodeFiles]
@@ -234,8 +239,10 @@ class Plan:
     time: str | None = None
     kinds: Mapping[str, str] = field(default_factory=dict)
     unpacking: Callable[..., Any] | None = None
-    lines: tuple[str, ...] = ()
-    may_dangle: bool = False
+    headings: tuple[str, ...] = ()
+    ids: Mapping[str, Path] = field(default_factory=dict)
+    told: Sequence[tuple[str, str, str]] = ()
+    of_tables: Tables | None = None
 
     def __post_init__(self) -> None:
         """Refuse names of arrays that a graph cannot have."""
@@ -252,11 +259,6 @@ class Plan:
     def have_names(self) -> bool:
         """Whether the types have names."""
         return NODE not in self.nodes
-
-    @property
-    def headings(self) -> tuple[str, ...]:
-        """What is taken for the headings of tables, or what tables say of themselves, in words."""
-        return self.lines or about_headings([table.path for table in self.tables])
 
     @property
     def halves(self) -> set[str]:
@@ -328,7 +330,8 @@ def plan_of(source: Path, nodes: Path | None, names: Iterable[str], time: str | 
     else:
         layout = _add_one_type(found, source, nodes)
     drop.check(source)
-    plan = Plan(found.nodes, found.edges, layout, tuple(found.tables), time, kinds)
+    headings = about_headings([table.path for table in found.tables])
+    plan = Plan(found.nodes, found.edges, layout, tuple(found.tables), time, kinds, headings=headings)
     if time is not None and plan.have_names and time not in drop.known:
         raise ValueError(f"time names the column {shown(time)}, and {source} has these: {shown(sorted(drop.known))}.")
     return plan

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -41,7 +41,6 @@ from lightning_gnn_dist.prepare.journal import Journal, Prepared, describe, jour
 from lightning_gnn_dist.prepare.nodes import (
     MAX_BYTES_AT_ONCE,
     NO_LABELS,
-    AllNodes,
     NodesOfType,
     Part,
     check_split,
@@ -53,7 +52,6 @@ from lightning_gnn_dist.rules import Count, Seed, check_fields
 from lightning_gnn_dist.wire.memory import held_bytes
 
 if TYPE_CHECKING:
-    from lightning_gnn_dist.graph.typed.tables import Tables
     from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 SECONDS_PER_KEY = 150e-9  # an edge has one key per direction; measured on one core: benchmarks/scale.md
@@ -65,28 +63,11 @@ ENDS_BYTES = 16  # of an edge that is taken out of its files, at most
 CELL_BYTES = 4  # of a table
 KINDS = ("category", "number", "time", "text")  # of features
 VERSION = 8  # of unfinished work: raise it when a new release cannot go on with it
-OnColumns: TypeAlias = Callable[[list[tuple[str, str, str]]], None]  # a table, a column, and what it becomes
+OnColumns: TypeAlias = Callable[[Sequence[tuple[str, str, str]]], None]  # a table, a column, and what it becomes
 DEFAULT_MEMORY = 2_000_000_000
 CONNECTIONS = "lightning_gnn_dist.extensions.databases.connection"  # reads what such a name stands for
 IS_CONNECTION = "://"
 LEAST_ROOM = 1 << 28  # bytes for the work, however much the process holds
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What a user says of columns.
-
-    Args:
-        drop: Columns and arrays to leave out.
-        kinds: The kinds of features, where they are told.
-    """
-
-    drop: tuple[str, ...] = ()
-    kinds: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        check_instance("kinds", self.kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
-        check_words("kinds", [*self.kinds, *self.kinds.values()], '{"zip": "category"}')
 
 
 @dataclass(frozen=True)
@@ -173,7 +154,7 @@ class Portion:
 
     def part(self, kind: str, num_nodes: int) -> Part:
         """The nodes of a type that are prepared; the name of the type is empty if the graph has no types."""
-        return AllNodes(num_nodes)
+        return Part(num_nodes)
 
     def count(self, source: Path, edges: EdgeSorting, on_progress: OnProgress) -> int:
         """The number of nodes where only the edges of a graph without types tell."""
@@ -249,9 +230,11 @@ def prepare_graph(
     check_words("drop", drop, '["x", "y"]')
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     check_true_or_false(overwrite=overwrite)
-    out, choice = check_folder("out", out), Choice(tuple(drop), {} if kinds is None else kinds)
+    out, kinds = check_folder("out", out), {} if kinds is None else kinds
+    check_instance("kinds", kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
+    check_words("kinds", [*kinds, *kinds.values()], '{"zip": "category"}')
     with as_files(out, {"source": source, "nodes": nodes}, tasks, on_progress, is_whole=shard is None) as files:
-        settings = undirected, time, reverse, split, seed, choice, float_labels, memory_bytes
+        settings = undirected, time, reverse, split, seed, tuple(drop), kinds, float_labels, memory_bytes
         preparation = Preparation(files["source"], out, shard, files.get("nodes"), *settings)
         preparation.run(on_progress, overwrite=overwrite)
 
@@ -269,7 +252,8 @@ class Preparation:
     reverse: bool = False
     split: Sequence[float] | None = None
     seed: Seed = 0
-    choice: Choice = field(default_factory=Choice)
+    drop: tuple[str, ...] = ()
+    kinds: Mapping[str, str] = field(default_factory=dict)
     float_labels: bool = False
     memory_bytes: Count = DEFAULT_MEMORY
 
@@ -296,11 +280,11 @@ class Preparation:
             raise ValueError(
                 "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
             )
-        if self.choice.kinds and (plan.unpacking is not None or not plan.tables):
+        if self.kinds and (plan.unpacking is not None or not plan.tables):
             which = "has no tables" if plan.unpacking is None else "says itself what columns are (columns: ...)"
             raise ValueError(f"--as says what columns of tables are, and {source} {which}: leave it out.")
-        names = {name for table in plan.tables for name in columns_of(table.path)} if self.choice.kinds else set()
-        for name, kind in self.choice.kinds.items():
+        names = {name for table in plan.tables for name in columns_of(table.path)} if self.kinds else set()
+        for name, kind in self.kinds.items():
             if kind not in KINDS:
                 raise ValueError(f"--as: {name!r} must be one of {shown(list(KINDS))}, got {shown(kind)}.")
             if name not in names:
@@ -335,7 +319,7 @@ class Preparation:
     @cached_property
     def plan(self) -> Plan:
         """What the source holds."""
-        return plan_of(self.source, self.nodes, self.choice.drop, self.time, self.choice.kinds)
+        return plan_of(self.source, self.nodes, self.drop, self.time, self.kinds)
 
     def estimate(self) -> Estimate:
         """Estimate disk space and time, from the headers of the files."""
@@ -381,26 +365,25 @@ class Preparation:
 
     def _write(self, journal: Journal, on_progress: OnProgress, on_columns: OnColumns) -> Prepared:
         """Write all files of the saved graph into the draft, once tables have become arrays."""
-        plan, ids, tables = self.plan, dict[str, Path](), None
+        plan = self.plan
         if plan.tables:
             from lightning_gnn_dist.prepare.unpack import Unpacking  # arrays need no DuckDB
 
-            unpacking: Unpacking = (plan.unpacking or Unpacking)(plan, self.folder, self.room, on_progress)
-            plan, ids, told, tables = unpacking.run()
-            on_columns(told)
+            plan = (plan.unpacking or Unpacking)(plan, self.folder, self.room, on_progress).run()
+            on_columns(plan.told)
         if not self.draft.exists():
-            journal.clear()
+            journal.record(is_written=False)
             for name in ("nodes", "edges", self.draft.name):
                 shutil.rmtree(self.folder / name, ignore_errors=True)
             self.draft.mkdir()
         shutil.rmtree(self.draft / store.IDS, ignore_errors=True)  # a kill may have left some, and they are no arrays
-        prepared = self._write_arrays(plan, tables, on_progress)
-        for kind, file in ids.items() if self.portion.is_whole else ():
+        prepared = self._write_arrays(plan, on_progress)
+        for kind, file in plan.ids.items() if self.portion.is_whole else ():
             keep_ids(file, self.draft, kind)
         journal.record(is_written=True)
         return prepared
 
-    def _write_arrays(self, plan: Plan, tables: Tables | None, on_progress: OnProgress) -> Prepared:
+    def _write_arrays(self, plan: Plan, on_progress: OnProgress) -> Prepared:
         """Write the arrays of nodes and edges, and what is to be known of them."""
         edges = self.portion.sorting(plan, self.folder, self.draft, self.undirected, self.room)
         nodes = {}
@@ -430,9 +413,8 @@ class Preparation:
         if plan.have_names:
             from lightning_gnn_dist.prepare.merge import merge_types  # a graph without types needs none of it
 
-            folders = {edge_type: edges.out(edge_type) for edge_type in edge_types}
             progress = partial(on_progress, "putting rows together")
-            types = merge_types(self.draft, nodes, folders, plan.time, not self.portion.is_whole, tables, progress)
+            types = merge_types(self.draft, nodes, edges, edge_types, not self.portion.is_whole, progress)
         self.portion.finish(self.out, nodes, types, edges, edge_types)
         at_once = max(1, min(self.room // 16, MAX_BYTES_AT_ONCE // 8))
         names = next(iter(nodes.values())).names
@@ -459,9 +441,9 @@ class Preparation:
         given = [self.source, self.nodes] if self.nodes else [self.source]
         paths = [path for each in given for path in (sorted(each.rglob("*")) if each.is_dir() else files_of(each))]
         files = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths if path.is_file()}
-        without = ("source", "out", "shard", "nodes", "choice", "memory_bytes")
+        without = ("source", "out", "shard", "nodes", "memory_bytes")
         settings = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in without}
-        return {"version": VERSION, "files": files, **settings, **asdict(self.choice), "shard": self.portion.facts}
+        return {"version": VERSION, "files": files, **settings, "shard": self.portion.facts}
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -45,16 +45,6 @@ if TYPE_CHECKING:
 
 NO_KEYS = "and keys are whole numbers or words."
 UNKNOWN = -2  # the node that a key names that names none; -1 if there is no key
-Told = list[tuple[str, str, str]]  # a table, a column, and what it becomes
-
-
-class Unpacked(NamedTuple):
-    """What to prepare without tables, the files of ids, by the types of nodes, and what columns and tables became."""
-
-    plan: Plan
-    ids: dict[str, Path]
-    told: Told
-    tables: Tables | None = None
 
 
 @dataclass(frozen=True)
@@ -175,36 +165,6 @@ def _looked_at(work: Work, table: Table, columns: Iterable[str]) -> tuple[int, d
     return num_rows, {column: vars(each) for column, each in found.items()}
 
 
-class Ends:
-    """The ends of edges, as they come piece by piece; keys that name no node leave the edge out.
-
-    Args:
-        ids: Those of senders, and of receivers.
-
-    Attributes:
-        lowest: The lowest node of each end, ``UNKNOWN`` if a key has named none.
-        highest: The highest.
-    """
-
-    def __init__(self, ids: tuple[Ids, Ids]) -> None:
-        self.ids, self.lowest, self.highest = ids, [0, 0], [-1, -1]
-        is_short = all(each.count is not None and each.count <= np.iinfo(np.int32).max for each in ids)
-        self._dtype = np.int32 if is_short else np.int64
-
-    def of(self, senders: Column, receivers: Column, carried: Mapping[str, Column]) -> dict[str, Column]:
-        """The edges of a piece, and what they carry."""
-        edges = np.empty((len(senders), 2), self._dtype)
-        for at, ends in enumerate((senders, receivers)):
-            self.lowest[at] = min(self.lowest[at], int(ends.min(initial=0)))
-            self.highest[at] = max(self.highest[at], int(ends.max(initial=-1)))
-            edges[:, at] = ends
-        found = {EDGES: edges} | dict(carried)
-        if min(self.lowest) < 0:
-            known = (edges >= 0).all(1)
-            found = {name: array[known] for name, array in found.items()}
-        return found
-
-
 class Unpacking:
     """The work of turning the tables of a plan into arrays in a folder; what a kill has left done stays.
 
@@ -216,6 +176,7 @@ class Unpacking:
     """
 
     of_database = False  # whether keys may be empty, and digits such as 007 and 11.0 name whole numbers
+    may_dangle = False  # whether edges are left out whose keys name no node
 
     def __init__(self, plan: Plan, folder: Path, memory_bytes: int, on_progress: Callable[[str, float], None]) -> None:
         self.plan, self.folder, self.on_progress = plan, folder / "tables", on_progress
@@ -224,8 +185,8 @@ class Unpacking:
         self.ids = {kind: Ids(files.source, files.num_nodes, digits=digits) for kind, files in plan.nodes.items()}
         self.loaded, self.facts = list[Table](), list[dict[str, Any]]()
 
-    def run(self) -> Unpacked:
-        """Do all of it."""
+    def run(self) -> Plan:
+        """Do all of it; return what to prepare without tables."""
         tables = [*enumerate(self.plan.tables)]
         with self.work:
             for at, each in tables:
@@ -249,9 +210,9 @@ class Unpacking:
                     ids[each.kind] = folder / "ids.npy"
                 for edge_type, as_written in each.all_edges.items():
                     edges[edge_type] = edges_in(folder / "edges" / as_written[1], flip=edge_type != as_written)
-            made = replace(self.plan, nodes=nodes, edges=edges, tables=())
             lines = [(each.words, *line) for at, each in tables for line in self.facts[at].get("told", ())]
-            return Unpacked(made, ids, lines, self.tables(made))
+            made = replace(self.plan, nodes=nodes, edges=edges, tables=(), ids=ids, told=lines)
+            return replace(made, of_tables=self.tables(made))
 
     def place(self, at: int) -> Path:
         """The folder of what becomes of a table."""
@@ -280,10 +241,8 @@ class Unpacking:
 
     def columns(self, at: int, plan: TablePlan, table: Table) -> Columns:
         """What its columns become."""
-        is_edges, is_plain = plan.kind is None, ("", "", "") in plan.edges
-        given = self.work, table, plan.columns, self.plan.time, self.plan.kinds
-        columns = columns_of(*given, of_edges=is_edges, plain=is_plain)
-        if is_edges:
+        columns = columns_of(self.work, table, plan, self.plan.time, self.plan.kinds)
+        if plan.kind is None:
             convert.check_each_name([each.array for each in columns.all], allowed=())
             self._check_heading(table, plan)
         return columns
@@ -299,33 +258,33 @@ class Unpacking:
     def write(self, at: int, plan: TablePlan) -> dict[str, Any]:
         """Write what becomes of a table; return what is to be known of it."""
         table, folder, work = self.loaded[at], self.place(at), self.work
-        columns = self.columns(at, plan, table)
-        ends = {each: Ends((self.ids[each[0]], self.ids[each[2]])) for each in plan.edges}
-        if work.problems:
-            for each in ends.values():
-                each.lowest = [UNKNOWN, UNKNOWN]  # what is wrong with ends is said, too
-        keys = [key for each, of_both in plan.edges.items() for key in zip(of_both, each[::2], strict=True)]
-        named = {(end, kind): f"n{n}" for n, (end, kind) in enumerate(key for key in keys if key[0] is not None)}
+        columns, ids = self.columns(at, plan, table), self.ids
+        keys = [(column, ids[kind]) for column, kind in plan.fkeys.items()]
+        counts = [ids[kind].count for each in plan.edges for kind in each[::2]]
+        are_short = all(count is not None and count <= np.iinfo(np.int32).max for count in counts)
+        dtype, lowest, highest = np.int32 if are_short else np.int64, dict[str, int](), dict[str, int]()
 
         def of(piece: Mapping[str, Any]) -> dict[str, Column]:
             made, found = columns.of(piece), dict[str, Column]()
             if plan.kind is not None:
                 found = {f"arrays/{name}": array for name, array in made.items()}
-                found["ids"] = numpy_of(piece["id"]).astype(self.ids[plan.kind].dtype)
-            carried = self.carried(plan, made)
-            nodes = [piece[named.get(key, "row")].to_numpy(zero_copy_only=False) for key in keys]
-            for at, each in enumerate(plan.edges):
-                edges = ends[each].of(nodes[2 * at], nodes[2 * at + 1], carried)
-                found |= {f"edges/{each[1]}/{name}": array for name, array in edges.items()}
+                found["ids"] = numpy_of(piece["id"]).astype(ids[plan.kind].dtype)
+            nodes: dict[str | None, Column] = {None: piece["row"].to_numpy()}
+            for n, (column, _) in enumerate(keys):
+                nodes[column] = some = piece[f"n{n}"].to_numpy()
+                lowest[column] = min(lowest.get(column, 0), int(some.min(initial=0)))
+                highest[column] = max(highest.get(column, -1), int(some.max(initial=-1)))
+            for each, ends in plan.edges.items():
+                edges: Column = np.stack([nodes[end] for end in ends], 1, dtype=dtype, casting="same_kind")
+                arrays, is_known = {EDGES: edges} | self.carried(plan, made), (edges >= 0).all(1)
+                for name, array in arrays.items():
+                    found[f"edges/{each[1]}/{name}"] = array if is_known.all() else array[is_known]
             return found
 
-        of_keys = [(str(end), self.ids[kind]) for end, kind in named]
-        cells = {} if plan.kind is None else {"id": self.ids[plan.kind].key}
+        cells = {} if plan.kind is None else {"id": ids[plan.kind].key}
         for _ in columns.readings():
-            write_rows(work, table, cells | columns.cells, of_keys, folder, of)
-        for n, (end, kind) in enumerate(keys):
-            if end is not None:
-                self._check_keys(at, end, kind, ends[[*plan.edges][n // 2]], n % 2)
+            write_rows(work, table, query_of(table, cells | columns.cells, keys), folder, of)
+        self._check_keys(at, plan, lowest, highest)
         if plan.kind is not None and not work.problems:
             (folder / "arrays").mkdir(parents=True, exist_ok=True)
             save(folder / "arrays" / "num_nodes.npy", np.array(self.ids[plan.kind].count))
@@ -354,21 +313,24 @@ class Unpacking:
                 "heading: write a heading above it, such as source,target."
             )
 
-    def _check_keys(self, at: int, end: str, kind: str, found: Ends, place: int) -> None:
-        """Note what is wrong with one of the two ends of edges, as they were read."""
-        table, ids, work = self.loaded[at], self.ids[kind], self.work
-        if found.highest[0] < found.lowest[0] and not work.problems and not self.of_database:  # no row was seen
+    def _check_keys(self, at: int, plan: TablePlan, lowest: Mapping[str, int], highest: Mapping[str, int]) -> None:
+        """Note what is wrong with keys, of which the lowest and the highest node are known if they were read."""
+        table, work = self.loaded[at], self.work
+        if plan.fkeys and not (highest or work.problems or self.of_database):
             work.problems.append(NO_ROWS.format(table.source))
-        lowest, is_beyond = found.lowest[place], ids.count is not None and found.highest[place] >= ids.count
-        if ids.are_known and (lowest == UNKNOWN or (lowest < 0 and not self.of_database) or is_beyond):
+        for column, kind in plan.fkeys.items():
+            ids, low, high = self.ids[kind], lowest.get(column, UNKNOWN), highest.get(column, -1)
+            is_beyond = ids.count is not None and high >= ids.count
+            if not ids.are_known or not (is_beyond or low == UNKNOWN or (low < 0 and not self.of_database)):
+                continue
             if not self.of_database:
                 what = "and an edge has two ends: fill it, or remove the row."
-                work.refuse_cells(table, [(end, f"{quoted(end)} IS NULL", what)])
-            if not self.plan.may_dangle:
-                looked_in, bad = ids.unknown(table, end)
+                work.refuse_cells(table, [(column, f"{quoted(column)} IS NULL", what)])
+            if not self.may_dangle:
+                looked_in, bad = ids.unknown(table, column)
                 work.refuse_cells(looked_in, [bad])
-        if place and None in (found.ids[0].count, found.ids[1].count) and not work.problems:
-            _check_largest(table.source, self.place(at) / "edges" / f"{EDGES}.npy", max(found.highest))
+        if not work.problems and any(self.ids[kind].count is None for kind in plan.fkeys.values()):
+            _check_largest(table.source, self.place(at) / "edges" / f"{EDGES}.npy", max(highest.values()))
 
 
 def _check_largest(source: Path, file: Path, highest: int) -> None:
@@ -381,7 +343,10 @@ def _check_largest(source: Path, file: Path, highest: int) -> None:
 
 
 def query_of(table: Table, cells: Mapping[str, str], keys: Sequence[tuple[str, Ids]]) -> str:
-    """The query of cells by name and of the nodes that keys name: -1 of an empty cell, ``UNKNOWN`` if there is none."""
+    """The query of cells by name, and of ``n0``, ``n1``, ..., the nodes that keys name.
+
+    That of an empty cell is -1, and that of a key that names none is ``UNKNOWN``.
+    """
     inner, outer, joins = [f"{ROW} AS row", *(f"{sql} AS {name}" for name, sql in cells.items())], ["e.*"], ""
     for at, (column, ids) in enumerate(keys):
         inner.append(f"{quoted(column)} AS key{at}")
@@ -392,21 +357,14 @@ def query_of(table: Table, cells: Mapping[str, str], keys: Sequence[tuple[str, I
     return f"SELECT {', '.join(outer)} FROM (SELECT {', '.join(inner)} FROM {table.name}) AS e{joins}"
 
 
-def write_rows(
-    work: Work,
-    table: Table,
-    cells: Mapping[str, str],
-    keys: Sequence[tuple[str, Ids]],
-    folder: Path,
-    of: Callable[[Mapping[str, Any]], dict[str, Column]],
-) -> None:
-    """Write what ``of`` makes of each piece of rows as arrays, in their order, which is another where a join spilled.
+OfPiece = Callable[[Mapping[str, Any]], dict[str, Column]]
 
-    The columns ``n0``, ``n1``, ... of a piece are the nodes that ``keys`` name; others have the names of ``cells``.
-    """
+
+def write_rows(work: Work, table: Table, query: str, folder: Path, of: OfPiece) -> None:
+    """Write what ``of`` makes of each piece of a query as arrays, in the order of rows, in which a join may not be."""
     shutil.rmtree(folder, ignore_errors=True)
     arrays, order, last, in_order = GrowingArrays(folder, table.source), GrowingArrays(folder, table.source), -1, True
-    for piece in work.stream(query_of(table, cells, keys), table):
+    for piece in work.stream(query, table):
         rows = numpy_of(piece["row"])
         in_order &= bool((np.diff(rows, prepend=last) > 0).all())
         order.add({ROW[1:-1]: rows})

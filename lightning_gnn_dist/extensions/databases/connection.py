@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -323,15 +324,14 @@ def _tables(source: Source, said: Mapping[str, Any]) -> tuple[dict[str, dict[str
 def _opened(connection: str) -> Iterator[Source]:
     """Open a database to read it; errors of its driver say what to do."""
     scheme, _, place = connection.partition("://")
-    kinds: dict[str, Callable[[Any], Source]] = {"sqlite": SQLite, "postgresql": PostgreSQL, "postgres": PostgreSQL}
-    sqlite = scheme == "sqlite"
+    kinds: dict[str, type[Source]] = {"sqlite": SQLite, "postgresql": PostgreSQL, "postgres": PostgreSQL}
     hidden = re.sub(r"//([^:/@]*):[^@]*@", r"//\1:...@", connection)
     if scheme not in kinds:
         raise ValueError(
             f"{hidden} is of no database that is read, which are sqlite:///FILE and postgresql://USER@HOST/NAME: write "
             "its tables as Parquet, with a database.yaml beside them."
         )
-    if sqlite:
+    if scheme == "sqlite":
         file = next((each for each in (Path(place.removeprefix("/")), Path(place)) if each.is_file()), None)
         if file is None:
             raise FileNotFoundError(
@@ -339,10 +339,7 @@ def _opened(connection: str) -> Iterator[Source]:
             )
         connection = f"file:{file}?mode=ro"
     try:
-        if sqlite:
-            from adbc_driver_sqlite import dbapi as driver
-        else:
-            from adbc_driver_postgresql import dbapi as driver  # type: ignore[no-redef]
+        driver = import_module(f"adbc_driver_{kinds[scheme].__name__.lower()}.dbapi")
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise ModuleNotFoundError(

@@ -21,9 +21,9 @@ from lightning_gnn_dist.prepare.arrays import Drop
 from lightning_gnn_dist.prepare.columns import LONG, Columns, Cut, Feature, Made
 from lightning_gnn_dist.prepare.engine import Table
 from lightning_gnn_dist.prepare.plan import EdgeFiles, NodeFiles, Plan, TablePlan
-from lightning_gnn_dist.prepare.reading import columns_of, load
+from lightning_gnn_dist.prepare.reading import columns_of
 from lightning_gnn_dist.prepare.text import embedding
-from lightning_gnn_dist.prepare.unpack import Unpacking, with_keys
+from lightning_gnn_dist.prepare.unpack import Unpacking
 
 UNITS = (
     (10**8, "small numbers, such as days"),
@@ -64,9 +64,8 @@ def plan_of_database(folder: Path, drop: Drop) -> Plan:
     check_names(tuple(nodes), tuple(edges))
     time = TIME if any(table.time_col for table in all_tables) else None
     unpacking = partial(DatabaseUnpacking, manifest)
-    layout, may_dangle = LAYOUTS[manifest.path.name], manifest.may_dangle
-    given = nodes, edges, layout, tuple(all_tables), time
-    return Plan(*given, unpacking=unpacking, lines=manifest.lines, may_dangle=may_dangle)
+    given = nodes, edges, LAYOUTS[manifest.path.name], tuple(all_tables), time
+    return Plan(*given, unpacking=unpacking, headings=manifest.lines)
 
 
 class DatabaseUnpacking(Unpacking):
@@ -81,6 +80,7 @@ class DatabaseUnpacking(Unpacking):
     def __init__(self, manifest: Manifest, *given: Any) -> None:
         super().__init__(*given)
         self.manifest, self.questions, self.asked = manifest, dict[str, Questions](), dict[str, TableTask]()
+        self.may_dangle = manifest.path.name == RELBENCH  # as there
 
     def load(self, name: str, plan: TablePlan) -> Table:
         if isinstance(plan, AnswerSpec):
@@ -95,14 +95,8 @@ class DatabaseUnpacking(Unpacking):
         """The time from which on rows are in no statistics: as told, or that of the first question to validate."""
         if self.manifest.val_time is not None:
             return self.manifest.val_time
-        first = list[int]()
-        for task in self.manifest.tasks.values():
-            if task.time_col and "val" in task.files:
-                file = load(self.work, f"file of cut {task.name}", task.files["val"])
-                table = with_keys(self.work, f"cut {task.name}", file, [], task.time_col, digits=True)
-                self.work.check()
-                first += self.work.run(f"SELECT min({table.time}) FROM {table.name}")[0]
-        return min(first, default=None)
+        asked = [each for each in self.questions.values() if each.time is not None and "val" in each.spec.files]
+        return min((time for each in asked if (time := each.first_to_validate) is not None), default=None)
 
     def carried(self, plan: TablePlan, made: Mapping[str, Column]) -> dict[str, Column]:
         """What edges carry of the arrays of a table. A row that is asked about is seen whenever it was there."""
@@ -121,9 +115,9 @@ class DatabaseUnpacking(Unpacking):
         hidden = self.manifest.hidden(plan.kind) if plan.kind else ()
         cut = Cut(seen, plan.time_col, embedding(self.manifest.text), hidden)
         names = [name for name in plan.columns if name != plan.time_col or table.are_dates]
-        features = [Feature(name, table.cells(name), cut=cut) for name in names]
+        features = [Feature(name, table.cells(name), cut=cut, asked=plan.kinds.get(name)) for name in names]
         made = [] if table.time is None else [Made(TIME, LONG, table.time)]
-        return Columns(self.work, table, made, features, plan.kinds)
+        return Columns(self.work, table, made, features)
 
     def tell(self, at: int, plan: TablePlan, columns: Columns) -> dict[str, Any]:
         if plan.kind is None or self.work.problems:

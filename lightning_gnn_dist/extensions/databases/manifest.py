@@ -90,8 +90,8 @@ class Words(dict[Any, Any]):
             raise ValueError(f"{where} must hold names with values, as in {{pkey: id}}, got {shown(said)}.")
         super().__init__(said)
         self.where = where
-        for word in said if known is not None else ():
-            if word not in known:
+        for word in said:
+            if known is not None and word not in known:
                 near = get_close_matches(str(word), known, n=1)
                 way_out = f"did you mean {near[0]}?" if near else f"it takes {shown(sorted(known))}."
                 raise ValueError(f"{where} knows no {shown(word)}: {way_out}")
@@ -102,10 +102,11 @@ class Words(dict[Any, Any]):
             raise ValueError(f"{self.where}: {word} must name columns with values, got {shown(found)}.")
         return found
 
-    def check_one_of(self, word: str, value: Any, known: Collection[str]) -> None:
-        """Refuse a value of a word that is none of those known."""
-        if value not in known:
+    def one_of(self, word: str, value: Any, known: Collection[str]) -> str:
+        """The value of a word, which must be one of those known."""
+        if not isinstance(value, str) or value not in known:
             raise ValueError(f"{self.where}: {word} must be one of {shown(list(known))}, got {shown(value)}.")
+        return str(value)
 
     def check_columns(self, columns: Mapping[Any, str], path: Path) -> None:
         """Refuse columns that a table has not, each of which some word names."""
@@ -184,11 +185,6 @@ class Manifest:
         return cls(path, tables, tasks, val_time, test_time, said.get("text"), tuple(said.get("notes", ())))
 
     @property
-    def may_dangle(self) -> bool:
-        """Whether keys that name no row are left out, as RelBench does."""
-        return self.path.name == RELBENCH
-
-    @property
     def lines(self) -> tuple[str, ...]:
         """What the keys and times of each table are, in words."""
 
@@ -233,7 +229,7 @@ def _table(folder: Path, path: Path, name: str, spec: Any) -> TablePlan:
         raise ValueError(f"{said.where} has neither a pkey nor fkeys: name its keys, or leave it out.")
     keys = {key, *fkeys} - {None}
     for column, kind in kinds.items():
-        said.check_one_of(f"column {column!r}", kind, KINDS)
+        said.one_of(f"column {column!r}", kind, KINDS)
         if column in keys:
             raise ValueError(
                 f"{said.where}: column {column!r} holds keys, which are edges and no {kind}: leave one of both out."
@@ -280,50 +276,39 @@ _KNOWN = (*_OF_TASK, *_OF_PAIRS.values(), "dst_entity_table", "eval_k")
 
 
 def _task(file: Path, tables: Mapping[str, TablePlan]) -> TaskSpec:
-    said, name, of_nodes = (
-        Words(str(file), parsed(file)),
-        file.parent.name,
-        [t for t, each in tables.items() if each.kind],
-    )
+    said, name = Words(str(file), parsed(file)), file.parent.name
+    of_nodes = [table for table, each in tables.items() if each.kind is not None]
     for word in map(str, said):
         if word not in _KNOWN and (near := get_close_matches(word, _KNOWN, n=1, cutoff=0.8)):
             raise ValueError(f"{file} says {word}, which nobody knows: did you mean {near[0]}?")
-    task_type, kind = said.get("task_type"), said.get("kind")
+    kind = said.get("kind")
     if kind != AUTOCOMPLETE and get_close_matches(str(kind).lower(), [AUTOCOMPLETE], cutoff=0.8):
         raise ValueError(f"{file}: kind must be {AUTOCOMPLETE}, or a word that hides nothing, got {shown(kind)}.")
-    said.check_one_of("task_type", task_type, TASK_TYPES)
+    task_type = said.one_of("task_type", said.get("task_type"), TASK_TYPES)
     recommends = task_type == RECOMMENDATION
     words = _OF_PAIRS if recommends else {word: word for word in _OF_PAIRS}
-    entity, column, targets = (said.get(word) for word in words.values())
-    said.check_one_of(words["entity_table"], entity, of_nodes)
-    time = said.get("time_col")
+    of_entity, of_column, of_target = words.values()
+    entity = said.one_of(of_entity, said.get(of_entity), of_nodes)
+    column, time, targets = said.get(of_column), said.get("time_col"), said.get(of_target)
     if kind == AUTOCOMPLETE:
         column, time = column or tables[entity].key, time or tables[entity].time_col
     targets = tuple(targets) if isinstance(targets, list) else (targets,)
     if not isinstance(column, str) or not targets or not isinstance(targets[0], str):
-        missing = words["target_col" if isinstance(column, str) else "entity_col"]
+        missing = of_target if isinstance(column, str) else of_column
         raise ValueError(f"{file} names no {missing}: the column of the task's tables that holds it.")
-    hidden = _hidden(said, tables) | {(entity, str(target)) for target in targets if kind == AUTOCOMPLETE}
-    for of, hides in sorted(hidden):
-        if of not in tables or hides not in columns_of(tables[of].path):
-            raise ValueError(f"{file} hides the column {of}.{hides}, and there is none: correct remove_columns.")
-        if hides in {tables[of].key, tables[of].time_col, *tables[of].fkeys}:
-            raise ValueError(f"{file} hides {of}.{hides}, which holds keys or times: hide columns of features alone.")
+    hidden = _hidden(said, [[entity, target] for target in targets if kind == AUTOCOMPLETE], tables)
     files = _files(file.parent, file)
     for path in files.values():
-        said.check_columns({column: words["entity_col"], time: "time_col"}, path)
+        said.check_columns({column: of_column, time: "time_col"}, path)
     if time is None and (recommends or any(table.time_col for table in tables.values())):
         raise ValueError(
             f"{file} has no time_col, and rows have times: without one a question would see its own future."
         )
-    receiver, k = (
-        said.get("dst_entity_table") if recommends else None,
-        said.get("eval_k", TaskSpec.k) if recommends else TaskSpec.k,
-    )
+    receiver, k = None, TaskSpec.k
+    if recommends:
+        receiver, k = said.one_of("dst_entity_table", said.get("dst_entity_table"), of_nodes), said.get("eval_k", k)
     if not is_integer(k) or k < 1 or (recommends and len(targets) > 1):
         raise ValueError(f"{file}: eval_k must be a number of rows to recommend, of one column, got {shown(k)}.")
-    if recommends:
-        said.check_one_of("dst_entity_table", receiver, of_nodes)
     return TaskSpec(
         path=next(iter(files.values())),
         kind=name,
@@ -335,20 +320,28 @@ def _task(file: Path, tables: Mapping[str, TablePlan]) -> TaskSpec:
         entity_col=column,
         targets=targets,
         time_col=time,
-        hidden=tuple(sorted(hidden)),
+        hidden=hidden,
         receiver=receiver,
         k=int(k),
     )
 
 
-def _hidden(said: Words, tables: Mapping[str, TablePlan]) -> set[tuple[str, str]]:
-    """Table and column of what must not be seen, as the manifest of a task lists them."""
+def _hidden(said: Words, more: list[Any], tables: Mapping[str, TablePlan]) -> tuple[tuple[str, str], ...]:
+    """Table and column of what must not be seen, as the manifest of a task lists them, and more."""
     pairs = said.get("remove_columns") or ()
     if not isinstance(pairs, list | tuple) or not all(isinstance(each, list) and len(each) == 2 for each in pairs):
         raise ValueError(
             f"{said.where}: remove_columns must be pairs of a table and a column, [[order, price]], got {shown(pairs)}."
         )
-    return {(str(of), str(name)) for of, name in pairs}
+    hidden = sorted({(str(of), str(name)) for of, name in [*pairs, *more]})
+    for of, name in hidden:
+        if of not in tables or name not in columns_of(tables[of].path):
+            raise ValueError(f"{said.where} hides the column {of}.{name}, and there is none: correct remove_columns.")
+        if name in {tables[of].key, tables[of].time_col, *tables[of].fkeys}:
+            raise ValueError(
+                f"{said.where} hides {of}.{name}, which holds keys or times: hide columns of features alone."
+            )
+    return tuple(hidden)
 
 
 def _files(folder: Path, file: Path) -> dict[str, Path]:

@@ -95,6 +95,12 @@ class Questions:
         return f"(CAST({self.time} >= {bounds.val_time} AS BIGINT) + {of_test})"
 
     @property
+    def first_to_validate(self) -> int | None:
+        """The time of the first question to validate."""
+        first: int | None = self._look(f"min({self.time}) FILTER ({self.split} = {SPLITS.index('val')})")[0]
+        return first
+
+    @property
     def answers(self) -> str:
         """The SQL of the keys that a task recommends, as a list of words."""
         (cells,) = self.cells

@@ -30,7 +30,6 @@ from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.prepare.arrays import GrowingArrays, Progress, RowFiles
 from lightning_gnn_dist.prepare.edges import EdgeSorting, OnProgress, edges_at_once, words_of
-from lightning_gnn_dist.prepare.journal import Journal
 from lightning_gnn_dist.prepare.nodes import NodesOfType, Part
 from lightning_gnn_dist.prepare.plan import EDGE, EdgeFiles, Plan, edges_in, turn_two_edges
 from lightning_gnn_dist.prepare.prepare_graph import Portion
@@ -39,28 +38,26 @@ from lightning_gnn_dist.rules import Count, check_fields
 NODES_AT_ONCE = 1 << 22
 
 
-@dataclass(frozen=True, eq=False)
-class ShardPart:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ShardPart(Part):
     """The nodes of one of several parts. Parts number nodes one part after the other.
 
     Attributes:
         starts: The first number of each part, then the number of nodes.
         index: Which part is prepared.
         assignment: The part of each node, or None if parts are ranges of nodes.
-        number: The new number of each node, or None if it is the old one.
     """
 
     starts: Column
     index: int
     assignment: Column | None = None
-    number: Column | None = None
 
     @classmethod
     def ranges(cls, num_nodes: int, num_parts: int, index: int) -> ShardPart:
         """One of parts of consecutive nodes, with equally many or one more in each."""
         sizes = np.full(num_parts, num_nodes // num_parts)
         sizes[: num_nodes % num_parts] += 1
-        return cls(np.concatenate([[0], sizes.cumsum()]), index)
+        return cls(num_nodes, starts=np.concatenate([[0], sizes.cumsum()]), index=index)
 
     @classmethod
     def read(cls, file: Path, num_nodes: int, num_parts: int, index: int) -> ShardPart:
@@ -82,16 +79,10 @@ class ShardPart:
             assignment[first : first + len(piece)] = piece
             counts += np.bincount(assignment[first : first + len(piece)], minlength=num_parts)
         starts = np.concatenate([[0], counts.cumsum()])
-        return cls(starts, index, assignment, _number(assignment, starts))
-
-    @property
-    def num_all(self) -> int:
-        """How many nodes all parts have."""
-        return int(self.starts[-1])
+        return cls(num_nodes, _number(assignment, starts), starts=starts, index=index, assignment=assignment)
 
     @property
     def size(self) -> int:
-        """How many nodes the part has."""
         return int(self.starts[self.index + 1] - self.starts[self.index])
 
     @property
@@ -115,10 +106,6 @@ class ShardPart:
         else:
             parts = self.assignment[nodes]
         return np.bincount(parts, minlength=len(self.starts) - 1)
-
-    def renumbered(self, nodes: Column) -> Column:
-        """The new numbers of some nodes."""
-        return nodes if self.number is None else self.number[nodes]
 
     @property
     def digest(self) -> str:
@@ -183,25 +170,16 @@ class ShardEdges(EdgeSorting):
         super().sort(edge_type, as_read, parts, on_progress)
         shutil.rmtree(self._gathered(edge_type), ignore_errors=True)
 
-    def files_of(
-        self,
-        edge_type: EdgeType,
-        files: EdgeFiles,
-        parts: Mapping[str, Part],
-        journal: Journal,
-        on_progress: OnProgress,
-    ) -> EdgeFiles:
+    def files_of(self, edge_type: EdgeType, files: EdgeFiles, part: Part, on_progress: OnProgress) -> EdgeFiles:
         """Those into the nodes of the shard, written into arrays."""
-        receiver, folder = parts[edge_type[2]], self._gathered(edge_type)
-        assert isinstance(receiver, ShardPart)
+        journal, folder = self.journal(edge_type), self._gathered(edge_type)
+        assert isinstance(part, ShardPart)
         if not journal.get("is_gathered"):
             shutil.rmtree(folder, ignore_errors=True)
-            counts, digest = self._gather(
-                files, receiver, folder, partial(on_progress, f"reading {words_of(edge_type)}")
-            )
-            told = {"is_gathered": True, "is_carried_checked": True, "counts": counts, "digest": digest}
-            journal.record(sorted(folder.iterdir()), **told)
-        return replace(edges_in(folder), num_senders=files.num_senders, num_receivers=receiver.size)
+            progress = partial(on_progress, f"reading {words_of(edge_type)}")
+            counts, digest = self._gather(files, part, folder, progress)
+            journal.record(sorted(folder.iterdir()), is_gathered=True, counts=counts, digest=digest)
+        return replace(edges_in(folder), num_senders=files.num_senders, num_receivers=part.size)
 
     def _gathered(self, edge_type: EdgeType) -> Path:
         return self.of_type(edge_type) / "gathered"
@@ -213,9 +191,7 @@ class ShardEdges(EdgeSorting):
         arrays.add({"edge_index": np.empty((0, 2), dtype)} | {name: rows.read(0, 0) for name, rows in rows_of.items()})
         counts, sums, seen = np.zeros(len(part.starts) - 1, np.int64), np.zeros(2, np.uint64), 0
         for sender, receiver, _ in files.pieces(edges_at_once(self.memory_bytes // 2, files.carried.bytes_per_edge)):
-            carried = {name: rows.read(seen, sender.size) for name, rows in rows_of.items()}
-            for name, array in carried.items():
-                convert.check_finite(rows_of[name].as_tensor(array), seen, name=name, row="edge")
+            carried = files.carried.rows(seen, sender.size)
             counts += part.count(receiver)
             add_edges(sender, receiver, sums)
             for senders, receivers in [(sender, receiver), (receiver, sender)][: 1 + self.undirected]:
