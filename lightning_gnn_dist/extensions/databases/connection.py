@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -339,7 +338,10 @@ def _opened(connection: str) -> Iterator[Source]:
             )
         connection = f"file:{file}?mode=ro"
     try:
-        driver = import_module(f"adbc_driver_{kinds[scheme].__name__.lower()}.dbapi")
+        if scheme == "sqlite":
+            from adbc_driver_sqlite import dbapi as driver
+        else:
+            from adbc_driver_postgresql import dbapi as driver  # type: ignore[no-redef]
         import pyarrow  # noqa: F401
     except ImportError as error:
         raise ModuleNotFoundError(
