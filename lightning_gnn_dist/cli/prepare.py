@@ -23,7 +23,7 @@ from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.prepare.arrays import SPLITS
 from lightning_gnn_dist.prepare.journal import Prepared
-from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Portion, Preparation, as_files
+from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Choice, Portion, Preparation, as_files
 
 ONE_SHARD = "lightning_gnn_dist.extensions.shards.one_shard"
 SENDERS_AT_ONCE = 1 << 22
@@ -62,8 +62,7 @@ def _preparation(options: argparse.Namespace, files: Mapping[str, Path], shard: 
         reverse=options.reverse,
         split=options.split,
         seed=options.seed,
-        drop=tuple(options.drop),
-        kinds={name: kind for kind, *names in options.kinds for name in names},
+        choice=Choice(tuple(options.drop), {name: kind for kind, *names in options.kinds for name in names}),
         float_labels=options.float_labels,
         memory_bytes=options.memory or DEFAULT_MEMORY,
     )

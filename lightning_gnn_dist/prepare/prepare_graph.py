@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -68,6 +68,23 @@ DEFAULT_MEMORY = 2_000_000_000
 CONNECTIONS = "lightning_gnn_dist.extensions.databases.connection"  # reads what such a name stands for
 IS_CONNECTION = "://"
 LEAST_ROOM = 1 << 28  # bytes for the work, however much the process holds
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a user says of columns.
+
+    Args:
+        drop: Columns and arrays to leave out.
+        kinds: The kinds of features, where they are told.
+    """
+
+    drop: tuple[str, ...] = ()
+    kinds: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_instance("kinds", self.kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
+        check_words("kinds", [*self.kinds, *self.kinds.values()], '{"zip": "category"}')
 
 
 @dataclass(frozen=True)
@@ -230,11 +247,9 @@ def prepare_graph(
     check_words("drop", drop, '["x", "y"]')
     check_callable("on_progress", on_progress, "a function of a stage's name and its share, such as print", "", 0.0)
     check_true_or_false(overwrite=overwrite)
-    out, kinds = check_folder("out", out), {} if kinds is None else kinds
-    check_instance("kinds", kinds, Mapping, 'a dict of columns, such as {"zip": "category"}')
-    check_words("kinds", [*kinds, *kinds.values()], '{"zip": "category"}')
+    out, choice = check_folder("out", out), Choice(tuple(drop), {} if kinds is None else kinds)
     with as_files(out, {"source": source, "nodes": nodes}, tasks, on_progress, is_whole=shard is None) as files:
-        settings = undirected, time, reverse, split, seed, tuple(drop), kinds, float_labels, memory_bytes
+        settings = undirected, time, reverse, split, seed, choice, float_labels, memory_bytes
         preparation = Preparation(files["source"], out, shard, files.get("nodes"), *settings)
         preparation.run(on_progress, overwrite=overwrite)
 
@@ -252,8 +267,7 @@ class Preparation:
     reverse: bool = False
     split: Sequence[float] | None = None
     seed: Seed = 0
-    drop: tuple[str, ...] = ()
-    kinds: Mapping[str, str] = field(default_factory=dict)
+    choice: Choice = field(default_factory=Choice)
     float_labels: bool = False
     memory_bytes: Count = DEFAULT_MEMORY
 
@@ -280,11 +294,11 @@ class Preparation:
             raise ValueError(
                 "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
             )
-        if self.kinds and (plan.unpacking is not None or not plan.tables):
+        if self.choice.kinds and (plan.unpacking is not None or not plan.tables):
             which = "has no tables" if plan.unpacking is None else "says itself what columns are (columns: ...)"
             raise ValueError(f"--as says what columns of tables are, and {source} {which}: leave it out.")
-        names = {name for table in plan.tables for name in columns_of(table.path)} if self.kinds else set()
-        for name, kind in self.kinds.items():
+        names = {name for table in plan.tables for name in columns_of(table.path)} if self.choice.kinds else set()
+        for name, kind in self.choice.kinds.items():
             if kind not in KINDS:
                 raise ValueError(f"--as: {name!r} must be one of {shown(list(KINDS))}, got {shown(kind)}.")
             if name not in names:
@@ -319,7 +333,7 @@ class Preparation:
     @cached_property
     def plan(self) -> Plan:
         """What the source holds."""
-        return plan_of(self.source, self.nodes, self.drop, self.time, self.kinds)
+        return plan_of(self.source, self.nodes, self.choice.drop, self.time, self.choice.kinds)
 
     def estimate(self) -> Estimate:
         """Estimate disk space and time, from the headers of the files."""
@@ -441,9 +455,9 @@ class Preparation:
         given = [self.source, self.nodes] if self.nodes else [self.source]
         paths = [path for each in given for path in (sorted(each.rglob("*")) if each.is_dir() else files_of(each))]
         files = {str(path): [path.stat().st_size, path.stat().st_mtime_ns] for path in paths if path.is_file()}
-        without = ("source", "out", "shard", "nodes", "memory_bytes")
+        without = ("source", "out", "shard", "nodes", "choice", "memory_bytes")
         settings = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in without}
-        return {"version": VERSION, "files": files, **settings, "shard": self.portion.facts}
+        return {"version": VERSION, "files": files, **settings, **asdict(self.choice), "shard": self.portion.facts}
 
 
 @contextmanager
