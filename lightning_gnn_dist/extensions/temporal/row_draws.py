@@ -97,32 +97,49 @@ def draw_from_rows(graph: Graph, asked: RowRequest) -> tuple[Tensor, Tensor, Ten
     return torch.from_numpy(counts), torch.from_numpy(positions), senders
 
 
+# Arrays are taken out of their tuples before the loops: numba would count references to them at every use.
+
+
 @compiled
 def _count(csr: Csr, asked: RowRequest, counts: Array) -> Any:
     """Count the edges that each row gives; return the length of the longest row.
 
     Or return -1, if one is no row of the graph, or has an edge of a type that is none.
     """
-    longest: Any = ZERO
-    for i in range(len(asked.rows)):
-        prefetch(csr.indptr, asked.rows[_U(min(i + ROWS_AHEAD, len(asked.rows) - 1))])
-        if len(asked.edge_type):
-            soon = _U(asked.rows[_U(min(i + ROWS_AHEAD // 2, len(asked.rows) - 1))])
-            prefetch_types(asked.edge_type, csr.indptr[soon], csr.indptr[soon + _U(1)] - csr.indptr[soon])
-        row = _U(asked.rows[_U(i)])
-        first, last, total = csr.indptr[row], csr.indptr[row + _U(1)], ZERO
-        if is_no_row(first, last, len(csr.indices)):
+    indptr, num_edges, edge_type, rows, fanouts = (
+        csr.indptr,
+        len(csr.indices),
+        asked.edge_type,
+        asked.rows,
+        asked.fanouts,
+    )
+    groups, times, after, upto = asked.groups, asked.order.times, asked.after, asked.upto
+    has_time, replace, longest = asked.order.has_time, asked.rule.replace, ZERO
+    for i in range(len(rows)):
+        prefetch(indptr, rows[_U(min(i + ROWS_AHEAD, len(rows) - 1))])
+        soon = _U(rows[_U(min(i + ROWS_AHEAD // 2, len(rows) - 1))])
+        degree = indptr[soon + _U(1)] - indptr[soon]
+        if len(edge_type):
+            prefetch_types(edge_type, indptr[soon], degree)
+        if len(after):
+            prefetch(times, indptr[soon])
+            prefetch(times, indptr[soon] + degree // 2)
+        row = _U(rows[_U(i)])
+        first, last, total = indptr[row], indptr[row + _U(1)], ZERO
+        if is_no_row(first, last, num_edges):
             return -1
         longest = max(longest, last - first)
         while first < last:
             kind, stop = ZERO, last
-            if len(asked.edge_type):
-                kind, stop = np.int64(asked.edge_type[_U(first)]), end_of_piece(asked.edge_type, first, last)
-            if _U(kind) >= _U(len(asked.fanouts)):  # read as unsigned, a negative number is large
+            if len(edge_type):
+                kind, stop = np.int64(edge_type[_U(first)]), end_of_piece(edge_type, first, last)
+            if _U(kind) >= _U(len(fanouts)):  # read as unsigned, a negative number is large
                 return -1
-            start, end = _seen(asked, i, kind, first, stop)
-            fanout = asked.fanouts[_U(kind)]
-            total += end - start if is_whole(end - start, fanout, asked.rule.replace) else fanout
+            start, end = first, stop
+            if len(after) and has_time[_U(kind)]:
+                start, end = _seen(times, first, stop, after[_U(groups[_U(i)])], upto[_U(groups[_U(i)])])
+            fanout = fanouts[_U(kind)]
+            total += end - start if is_whole(end - start, fanout, replace) else fanout
             first = stop
         counts[_U(i)] = total
     return longest
@@ -136,64 +153,57 @@ def _draw(
 
     What stands there is read a block of rows later: it was prefetched when it was drawn.
     """
-    count, read = len(asked.rows), 0
+    indptr, indices, edge_type, rows, fanouts = csr.indptr, csr.indices, asked.edge_type, asked.rows, asked.fanouts
+    groups, times, after, upto = asked.groups, asked.order.times, asked.after, asked.upto
+    has_time, replace, latest, places = asked.order.has_time, asked.rule.replace, asked.latest, asked.order.places
+    keys, nodes, count, read = asked.keys, asked.nodes, len(rows), 0
     aside = None if weights is None else aside_for(weights, longest)
     for low in range(0, count + BLOCK, BLOCK):
         if weights is not None:
             for i in range(low + BLOCK, min(low + 2 * BLOCK, count) if len(weights.table) else 0):
-                first, key = csr.indptr[_U(asked.rows[_U(i)])], asked.keys[_U(asked.groups[_U(i)]), ZERO]
-                degree = csr.indptr[_U(asked.rows[_U(i)]) + _U(1)] - first
-                if not is_whole(degree, asked.fanouts[ZERO], asked.rule.replace):
-                    piece = Piece(first, degree, asked.fanouts[ZERO], key, asked.nodes[_U(i)])
-                    prefetch_weights(piece, asked.rule.replace, weights)
+                first, key = indptr[_U(rows[_U(i)])], keys[_U(groups[_U(i)]), ZERO]
+                degree = indptr[_U(rows[_U(i)]) + _U(1)] - first
+                if not is_whole(degree, fanouts[ZERO], replace):
+                    prefetch_weights(Piece(first, degree, fanouts[ZERO], key, nodes[_U(i)]), replace, weights)
         for i in range(low, min(low + BLOCK, count)):
-            prefetch(csr.indptr, asked.rows[_U(min(i + ROWS_AHEAD, count - 1))])
-            _draw_row(csr, asked, i, weights, aside, starts[_U(i)], positions)
+            prefetch(indptr, rows[_U(min(i + ROWS_AHEAD, count - 1))])
+            row, out = _U(rows[_U(i)]), starts[_U(i)]
+            first, last = indptr[row], indptr[row + _U(1)]
+            while first < last:
+                kind, stop = ZERO, last
+                if len(edge_type):
+                    kind, stop = np.int64(edge_type[_U(first)]), end_of_piece(edge_type, first, last)
+                start, end = first, stop
+                if len(after) and has_time[_U(kind)]:
+                    start, end = _seen(times, first, stop, after[_U(groups[_U(i)])], upto[_U(groups[_U(i)])])
+                if len(places):
+                    prefetch(places, start)
+                    prefetch(places, end - 1)
+                fanout, degree = fanouts[_U(kind)], end - start
+                takes_all = is_whole(degree, fanout, replace)
+                number = degree if takes_all else fanout
+                if takes_all or latest:
+                    take_row(indices, end - number, number, positions, out)
+                else:
+                    piece = Piece(start, degree, fanout, keys[_U(groups[_U(i)]), _U(kind)], nodes[_U(i)])
+                    draw_row(indices, piece, replace, weights, aside, positions, out)
+                out, first = out + number, stop
+        for i in range(max(0, low - BLOCK), min(low, count) if len(places) else 0):
+            for edge in range(starts[_U(i)], starts[_U(i + 1)] if i + 1 < count else len(positions)):
+                positions[_U(edge)] = indptr[_U(rows[_U(i)])] + places[_U(positions[_U(edge)])]
         stop = starts[_U(low)] if low < count else len(positions)
         for edge in range(read, stop):
-            senders[_U(edge)] = csr.indices[_U(positions[_U(edge)])]
+            senders[_U(edge)] = indices[_U(positions[_U(edge)])]
         read = stop
 
 
 @inlined
-def _draw_row(
-    csr: Csr, asked: RowRequest, i: int, weights: Weights | None, aside: Any, begin: int, positions: Array
-) -> None:
-    """Draw from row ``i``, of each edge type that leads to it."""
-    row, node, out = _U(asked.rows[_U(i)]), asked.nodes[_U(i)], begin
-    first, last = csr.indptr[row], csr.indptr[row + _U(1)]
-    while first < last:
-        kind, stop = ZERO, last
-        if len(asked.edge_type):
-            kind, stop = np.int64(asked.edge_type[_U(first)]), end_of_piece(asked.edge_type, first, last)
-        start, end = _seen(asked, i, kind, first, stop)
-        fanout, degree = asked.fanouts[_U(kind)], end - start
-        if is_whole(degree, fanout, asked.rule.replace):
-            take_row(csr.indices, start, degree, positions, out)
-            out += degree
-        elif asked.latest:
-            take_row(csr.indices, end - fanout, fanout, positions, out)
-            out += fanout
-        else:
-            piece = Piece(start, degree, fanout, asked.keys[_U(asked.groups[_U(i)]), _U(kind)], node)
-            draw_row(csr.indices, piece, asked.rule.replace, weights, aside, positions, out)
-            out += fanout
-        first = stop
-    if len(asked.order.places):
-        for edge in range(begin, out):
-            positions[_U(edge)] = csr.indptr[row] + asked.order.places[_U(positions[_U(edge)])]
-
-
-@inlined
-def _seen(asked: RowRequest, i: int, kind: int, first: int, stop: int) -> Any:
-    """Where the edges of a type into row ``i`` that are seen start and end, in the order of time."""
-    start, end = first, stop
-    if len(asked.after) and asked.order.has_time[_U(kind)]:
-        group = _U(asked.groups[_U(i)])
-        if asked.after[group] != BEFORE_ALL:
-            start = first_later(asked.order.times, first, stop, asked.after[group])
-        end = first_later(asked.order.times, start, stop, asked.upto[group])
-    return start, end
+def _seen(times: Array, first: int, stop: int, after: int, upto: int) -> Any:
+    """Where the edges of a type into a row that are seen start and end, in the order of time."""
+    start = first
+    if after != BEFORE_ALL:
+        start = first_later(times, first, stop, after)
+    return start, first_later(times, start, stop, upto)
 
 
 @inlined

@@ -41,6 +41,7 @@ from lightning_gnn_dist.wire.collectives import traffic
 from tests.batch_contents import check_same, contents
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, plain_ddp
+from tests.extensions.asking.test_asking import open_ends
 from tests.extensions.shards.graphs import CountingGraph, drawn_of, joined, made_of, opened
 from tests.graph.parted import (
     in_order_of_parts,
@@ -54,7 +55,6 @@ from tests.graph.typed.graphs import EDGES
 from tests.loaders import over
 from tests.ranks import join, run_ranks, start_ranks
 from tests.sage import SAGE, Ending
-from tests.wire.test_asking import open_ends
 from tests.wire.test_channel import InTraining, check_stalled
 
 FANOUTS = [4, 3]
