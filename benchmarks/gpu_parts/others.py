@@ -9,8 +9,7 @@ from typing import Any
 from gpu_parts.common import DEVICE, Scale, least_seconds, made_graph, on_device, peak_since_last
 from gpu_parts.rows import Rows
 
-from lightning_gnn_dist.batches.batches import Batches, Deal, Learning
-from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.batches.batches import Batches, Deal, GlobalBatches, Learning
 from lightning_gnn_dist.batches.source import GraphSource, stream_to
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.extensions.larger_than_memory.placement import PlacedSource, Placement

@@ -18,8 +18,7 @@ from lightning.pytorch.utilities import model_helpers, rank_zero_info
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.batches.batches import Batches, Deal, Learning
-from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.batches.batches import Batches, Deal, GlobalBatches, Learning
 from lightning_gnn_dist.boundary.boundary import Auto, Boundary, Isolated, boundary_of
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import (

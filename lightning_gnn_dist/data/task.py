@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batches import Batches, Deal, Learning
-from lightning_gnn_dist.batches.global_batches import OwnSeeds
+from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, OwnSeeds
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import have_names

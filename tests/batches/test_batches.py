@@ -20,8 +20,7 @@ import torch
 from lightning_gnn_dist import NeighborSampler, WholePartSampler, communities
 from lightning_gnn_dist.batches import pool
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.batches import FORKED
-from lightning_gnn_dist.batches.global_batches import GlobalBatches, OwnSeeds
+from lightning_gnn_dist.batches.batches import FORKED, GlobalBatches, OwnSeeds
 from lightning_gnn_dist.batches.source import GraphSource
 from tests.loaders import SEEDS, Recorder, loader, same, seeds_of, threads
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.batches import Deal, Learning
-from lightning_gnn_dist.batches.global_batches import OwnSeeds
+from lightning_gnn_dist.batches.batches import Deal, Learning, OwnSeeds
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage

@@ -31,7 +31,7 @@ from lightning_gnn_dist import (
     communities,
     save_shards,
 )
-from lightning_gnn_dist.batches.global_batches import GlobalBatches
+from lightning_gnn_dist.batches.batches import GlobalBatches
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource, assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.shards.index import Shard

@@ -37,7 +37,7 @@ from lightning_gnn_dist import (
     save_shards,
     split_edges,
 )
-from lightning_gnn_dist.batches.global_batches import GlobalBatches, OwnSeeds
+from lightning_gnn_dist.batches.batches import GlobalBatches, OwnSeeds
 from lightning_gnn_dist.graph.typed.names import have_names
 from tests.batch_contents import check_same
 from tests.data_fitting import trainer
