@@ -235,12 +235,12 @@ class GraphDataModule(LightningDataModule):
 
     def train_dataloader(self) -> Batches:
         home, size = self._home, self._task.num_batches()
-        run, trainer, parts = home.running, home.running.trainer, home.parts()
+        run, trainer = home.running, home.running.trainer
         if trainer is not None and run.num_ranks > 1:
             guard_plain_ddp(trainer)
 
         def learning(phase: int) -> Learning:
-            part = parts.at(phase)
+            part = home.running_part(phase)
             if self._anchors is not None and self._anchors[0] is not part:
                 self._anchors = None  # else the part before would stay in memory
             return self._learning_of(part, size, place, home.running.seed)
@@ -249,8 +249,8 @@ class GraphDataModule(LightningDataModule):
         made = self._train_batches = Batches(
             learning,
             size,
-            every=parts.every,
-            turns=parts.turns,
+            every=home.every() if home.is_cut else None,
+            turns=home.turns,
             weigh="batch" if home.is_cut and home.coverage is not None and home.coverage.level == "batch" else "node",
             num_used=lambda: self.trainer.num_training_batches if self.trainer is not None else math.inf,
             overfits=trainer is not None and trainer.overfit_batches > 0,  # type: ignore[attr-defined]

@@ -42,20 +42,6 @@ class Owners(NamedTuple):
     ranks: Tensor
 
 
-class Phases(NamedTuple):
-    """The parts that a rank trains on.
-
-    Attributes:
-        at: Returns that of a super-epoch.
-        every: The passes in a super-epoch. None: the part never changes.
-        turns: How many super-epochs an epoch has, in each of which the rank learns from some of its seeds.
-    """
-
-    at: Callable[[int], Graph]
-    every: int | None = None
-    turns: int = 1
-
-
 class GraphAccess(ForgetsRun, ABC):
     """Where the graph lives, and which part of it this rank trains on.
 
@@ -122,7 +108,12 @@ class GraphAccess(ForgetsRun, ABC):
     @property
     def is_cut(self) -> bool:
         """Whether this rank trains on less than the whole graph."""
-        return self.running.num_ranks > 1 and not self.boundary.sees_whole_graph
+        return self.turns > 1 or (self.running.num_ranks > 1 and not self.boundary.sees_whole_graph)
+
+    @property
+    def turns(self) -> int:
+        """How many super-epochs an epoch has, in each of which the rank learns from some of its seeds."""
+        return 1
 
     @property
     def exchanges(self) -> bool:
@@ -182,14 +173,13 @@ class GraphAccess(ForgetsRun, ABC):
     def partition(self, num_parts: int) -> Partition:
         """Return which part each node is in."""
 
-    def parts(self) -> Phases:
-        """Return the parts that this rank trains on, from one super-epoch to the next."""
-        part = self.running_part()
-        return Phases(lambda _: part)
+    def every(self) -> int | None:
+        """Return the passes in a super-epoch, or None if a rank's part never changes."""
+        return None
 
     @abstractmethod
-    def running_part(self) -> Graph:
-        """Return the part that this rank trains on now. Collective, the first time."""
+    def running_part(self, super_epoch: int | None = None) -> Graph:
+        """Return the part that this rank trains on from a super-epoch on, or now. Collective, the first time."""
 
     @abstractmethod
     def shown(self, part: Graph) -> Graph:

@@ -22,7 +22,7 @@ from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.homes.access import GraphAccess, Owners, Phases, Shown
+from lightning_gnn_dist.homes.access import GraphAccess, Owners, Shown
 from lightning_gnn_dist.homes.parts import Parts
 from lightning_gnn_dist.homes.residency import Fixed, Holding, Plan, bytes_held, default_period
 from lightning_gnn_dist.homes.run import Host, RunContext
@@ -130,8 +130,8 @@ class LocalGraph(GraphAccess):
         return self.plan_for(self.running.num_ranks)
 
     @property
-    def is_cut(self) -> bool:
-        return super().is_cut or self.plan.turns > 1
+    def turns(self) -> int:
+        return self.plan.turns
 
     def plan_for(self, num_parts: int) -> Plan:
         """Return how the graph is cut for a number of ranks, or hosts."""
@@ -215,22 +215,15 @@ class LocalGraph(GraphAccess):
         return self.plan_for(num_parts).partition
 
     def every(self) -> int | None:
-        """Return the passes in a super-epoch, or None if a rank's part never changes."""
         plan, trainer = self.plan, self.running.trainer
         if plan.sweep == 1 or plan.turns > 1:
             return None if plan.sweep == 1 else 1
         return self.holding.every or self._period or default_period(trainer.max_epochs if trainer else None, plan.sweep)
 
-    def parts(self) -> Phases:
-        turns = self.plan.turns
-        if turns > 1:
-            self.holding.residency.begin_training(self.running.trainer)
+    def running_part(self, super_epoch: int | None = None) -> Graph:
         if not self.is_cut:
-            return Phases(lambda _: self.graph, turns=turns)
-        return Phases(self.own_parts().at, self.every(), turns)
-
-    def running_part(self) -> Graph:
-        return self.own_parts().current() if self.is_cut else self.graph
+            return self.graph
+        return self.own_parts().current() if super_epoch is None else self.own_parts().at(super_epoch)
 
     def part(self, rank: int, num_parts: int, super_epoch: int) -> Graph:
         """Return what a rank trains on in a super-epoch. Before a fit ``"auto"`` is what it would be on this host."""
@@ -241,6 +234,7 @@ class LocalGraph(GraphAccess):
     def own_parts(self) -> Parts:
         """Return the parts of this rank."""
         if self._parts is None:
+            self.holding.residency.begin_training(self.running.trainer)
             ahead = self.running.settings.loading.num_threads > 0
             self._parts = self._parts_of(self.running.rank, self.running.num_ranks, in_background=ahead)
         return self._parts
