@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,7 +68,6 @@ class GraphAccess(ForgetsRun, ABC):
 
     def __init__(self, running: RunContext, boundary: Boundary, coverage: Coverage | None) -> None:
         self.asked, self._weighs = boundary, coverage
-        self._outside: tuple[Boundary, Outside | None] | None = None
         self.enter(running, boundary)
 
     # The graph.
@@ -103,6 +103,7 @@ class GraphAccess(ForgetsRun, ABC):
         self.running = run
         if boundary is not None:
             self.boundary = boundary
+            vars(self).pop("outside", None)
             self.coverage = None if boundary.exchanges or boundary.keeps_rows else self._weighs
 
     @property
@@ -135,15 +136,13 @@ class GraphAccess(ForgetsRun, ABC):
 
     def close(self) -> None:
         """End what runs in the background, and forget what only the run has."""
-        if self._outside is not None and self._outside[1] is not None:
-            self._outside[1].close()
+        if (outside := vars(self).pop("outside", None)) is not None:
+            outside.close()
         self.rest()
 
-    def at_rest(self) -> dict[str, Any]:
-        return {"_outside": None}
-
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"running": self.running.at_rest()}
+        state = super().__getstate__() | {"running": self.running.at_rest()}
+        return {name: value for name, value in state.items() if name != "outside"}
 
     def abort(self) -> None:  # optional
         """End connections at once, so that no thread waits for a rank that will never answer."""
@@ -162,12 +161,10 @@ class GraphAccess(ForgetsRun, ABC):
 
     # The part.
 
-    @property
+    @cached_property
     def outside(self) -> Outside | None:
         """What batches of a part know of nodes outside it, beside what the part has; None: nothing."""
-        if self._outside is None or self._outside[0] is not self.boundary:
-            self._outside = self.boundary, self.boundary.wrap(self)
-        return self._outside[1]
+        return self.boundary.wrap(self)
 
     @abstractmethod
     def partition(self, num_parts: int) -> Partition:

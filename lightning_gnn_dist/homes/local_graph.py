@@ -216,8 +216,10 @@ class LocalGraph(GraphAccess):
 
     def every(self) -> int | None:
         plan, trainer = self.plan, self.running.trainer
-        if plan.sweep == 1 or plan.turns > 1:
-            return None if plan.sweep == 1 else 1
+        if plan.sweep == 1:
+            return None
+        if plan.turns > 1:
+            return 1
         return self.holding.every or self._period or default_period(trainer.max_epochs if trainer else None, plan.sweep)
 
     def running_part(self, super_epoch: int | None = None) -> Graph:
