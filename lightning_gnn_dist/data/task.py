@@ -149,14 +149,14 @@ class Seeds(NamedTuple):
     """The training nodes that a rank learns from.
 
     Attributes:
-        own: Its own, by their ids in the part.
-        others: Those of other ranks that are seeds of this one too, by their ids in the part.
-        asked: All of them, its own first, by the ids that the source of their batches knows.
-        places: Where each of these stands among all training nodes of the graph.
+        num_own: How many are its own; they come first. Others are own ones of other ranks.
+        here: Their ids in the part.
+        asked: Their ids as the source of their batches knows them.
+        places: Where each of them stands among all training nodes of the graph.
     """
 
-    own: Tensor
-    others: Tensor
+    num_own: int
+    here: Tensor
     asked: Tensor
     places: Tensor
 
@@ -197,9 +197,9 @@ class NodeTask(Task):
             return self.home.outside.learning(part, seeds.places)
         if self.checks_values:
             check_arrays(part)
-            check_labels(part, torch.cat([seeds.own, seeds.others]), "train_mask")
+            check_labels(part, seeds.here, "train_mask")
         source = self.source_of(part, self.home.running.settings.training_sampler)
-        return Learning(source, deal(seeds.asked, inputs=seeds.places, num_taken=seeds.own.numel()))
+        return Learning(source, deal(seeds.asked, inputs=seeds.places, num_taken=seeds.num_own))
 
     def across(self, sampler: Sampler) -> Sampler:
         return sampler
@@ -256,12 +256,12 @@ class WholeNodes(NodeTask):
         ids = None if part is home.whole else part.node_arrays["n_id"]
         if ids is None and home.running.num_ranks > 1:
             own = own[self._is_own(own)]
-        asked = own
+        here = own
         if (hops := home.boundary.seed_hops) and home.is_cut and ids is not None:
             mine = self._is_own(ids).nonzero().view(-1)
-            asked = torch.cat([own, seeds_around(part, mine, home.shown(part).node_arrays["train_mask"], hops)])
-        places = torch.searchsorted(home.whole.split("train"), asked if ids is None else ids[asked])
-        return Seeds(own, asked[len(own) :], asked, places)
+            here = torch.cat([own, seeds_around(part, mine, home.shown(part).node_arrays["train_mask"], hops)])
+        places = torch.searchsorted(home.whole.split("train"), here if ids is None else ids[here])
+        return Seeds(len(own), here, here, places)
 
     def source_of(self, part: Graph, sampler: Sampler) -> BatchSource:
         home = self.home

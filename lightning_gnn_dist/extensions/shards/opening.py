@@ -159,10 +159,10 @@ class NodesOfShards(NodeTask):
         home, own = self.home, self.home.own_seeds(part)
         if (hops := home.boundary.seed_hops) and home.is_cut:
             mine = torch.arange(home.graph().shard.rows.num_nodes)
-            asked = torch.cat([own, seeds_around(part, mine, home.shown(part).node_arrays["train_mask"], hops)])
-            return Seeds(own, asked[len(own) :], asked, self._places[asked])
+            here = torch.cat([own, seeds_around(part, mine, home.shown(part).node_arrays["train_mask"], hops)])
+            return Seeds(len(own), here, here, self._places[here])
         asked = home.graph().ids_of_own(own) if home.boundary.sees_whole_graph else own
-        return Seeds(own, own[:0], asked, home.marked_before + torch.arange(len(home.marked()))[home.of_copy()])
+        return Seeds(len(own), own, asked, home.marked_before + torch.arange(len(home.marked()))[home.of_copy()])
 
     def source_of(self, part: Graph, sampler: Sampler) -> BatchSource:
         if self.home.boundary.sees_whole_graph:
