@@ -275,13 +275,13 @@ def passes(source: BatchSource, rank: int) -> list[dict[str, Any]]:
     held = over(source, seeds, 2, seed=0, shuffle=False, bulk_size=3)
     whole = GlobalBatches(source, torch.arange(300), 32, 0, 3, None, True, True)
     size = len(loader)
-    found = [*loader.between(0, size), *held, *loader.between(size, 2 * size)]
-    pass_again = loader.between(2 * size, 3 * size)
+    found = [*loader.stream(0, size), *held, *loader.between(size, 2 * size)]
+    pass_again = loader.stream(2 * size, 3 * size)
     found += [next(pass_again) for _ in range(2 + rank)]
     found += [*held, *whole.of_round(1, rank, 4, start=1, stop=6), *whole.of_round(2, rank, 4, start=1, stop=4)]
     found += [*whole.of_round(3, rank, 4, start=1, stop=2), *whole.of_round(5, rank, 4, start=1, stop=3)]
     pass_again.close()
-    found += loader.between(7, 9)
+    found += loader.stream(7, 9)
     loader.close()
     held.close()
     return [contents(batch) for batch in found]
