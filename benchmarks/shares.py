@@ -57,8 +57,7 @@ from lightning_gnn_dist import (
 )
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.extensions.larger_than_memory.ahead import MOST_KNOWN
-from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Caches, RowCache
+from lightning_gnn_dist.extensions.larger_than_memory.ahead import MOST_KNOWN, Caches, RowCache
 from lightning_gnn_dist.extensions.passes.prediction import Prediction
 from lightning_gnn_dist.extensions.shards.index import Shard
 from lightning_gnn_dist.extensions.shards.questions import Message, Question

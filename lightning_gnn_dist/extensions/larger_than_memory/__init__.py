@@ -5,8 +5,8 @@
     Holding(Sweep(bytes=4 * 10**9))  a rank trains on some chunks of a graph, while it reads the next
 
 files.py           rows of a graph's files, as a data module asks for them, read in few requests
-ahead.py           the source of both this and shards: draws bulks ahead of their rows, which it brings together
-row_cache.py       rows that are kept, in serving, too
+ahead.py           the source of both this and shards: draws bulks ahead of their rows, which it brings together, and
+                   keeps some
 device_stream.py   brings batches to a device
 placement.py       what of a graph lies on a device, by bytes and expected reads, and the source of its batches
 rows_on_device.py  batches whose rows lie on a device where they are held there

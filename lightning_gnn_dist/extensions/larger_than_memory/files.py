@@ -30,9 +30,8 @@ from lightning_gnn_dist.batches.source import Finish, stream_to
 from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.engine.apart import places_of, take_apart
 from lightning_gnn_dist.engine.sample import Apart, Sample
-from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource, Table, Tables
+from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource, Arrays, RowCache, Table, Tables
 from lightning_gnn_dist.extensions.larger_than_memory.placement import LEAST_WIDTH, wide_arrays
-from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, RowCache
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
 from lightning_gnn_dist.graph.storage.mapped import Map, all_maps, file_of, libc

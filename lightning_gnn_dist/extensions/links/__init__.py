@@ -4,7 +4,7 @@
 
 link_split.py       held edges and the graph of the others: how they are chosen, saved, and what is refused of them
 edges.py            the edges of a type, and what they show of others
-link_datamodule.py  the data module; task.py is its ``Task``, answers.py that of what a database recommends
+link_datamodule.py  the data module; task.py is its ``Task``, and that of what a database recommends
 link_sampler.py     a ``Sampler`` that draws around both ends of targets; negatives.py has the false ones
 ranking.py          metrics of ranks among false edges; the best receivers of some senders, and a head that recommends
 best_links.py       those of nodes, which ranks find together

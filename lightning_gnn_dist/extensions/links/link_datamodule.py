@@ -16,10 +16,11 @@ from lightning_gnn_dist.batches.batch import ENDS
 from lightning_gnn_dist.boundary.boundary import Auto, Boundary, Fetch, Isolated, boundary_of
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.data.datamodule import GraphDataModule
-from lightning_gnn_dist.extensions.links.answers import AnswerEdges, Answers
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.links.ranking import BestLinks
 from lightning_gnn_dist.extensions.links.task import (
+    AnswerEdges,
+    Answers,
     EdgeTask,
     WholeEdges,
     check_settings_of_edges,

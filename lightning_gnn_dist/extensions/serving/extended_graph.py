@@ -22,8 +22,7 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.pool import BufferPool, Widen
 from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, graph_is_damaged
-from lightning_gnn_dist.extensions.larger_than_memory.ahead import Table, Tables
-from lightning_gnn_dist.extensions.larger_than_memory.row_cache import RowCache
+from lightning_gnn_dist.extensions.larger_than_memory.ahead import RowCache, Table, Tables
 from lightning_gnn_dist.extensions.serving.question import Arrays, Question, served
 from lightning_gnn_dist.extensions.shards.questions import (
     DrawRule,

@@ -31,8 +31,7 @@ from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.weighted import NONE
 from lightning_gnn_dist.extensions.asking.asking import Asking
-from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource, Table, Tables
-from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Arrays, RowCache
+from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource, Arrays, RowCache, Table, Tables
 from lightning_gnn_dist.extensions.links.link_sampler import FALSE_ENDS, FalseEnds, Home, LinkSampler
 from lightning_gnn_dist.extensions.links.negatives import RANDOM_TRIES, tried_places
 from lightning_gnn_dist.extensions.shards.index import Shard, TypedBounds

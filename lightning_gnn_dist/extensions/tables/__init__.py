@@ -5,10 +5,9 @@
 
 learned_tables.py   what strategies ask, a ``ReplicaState``: all tables of a module, in one call of the trainer; and
                     the means of rows in rounds, a ``MeetingHook`` of meetings
-table.py            which parameters are tables, and what they cannot be
 owned_embedding.py  the table that no rank holds whole, and what the owners of its rows answer
-touched_rows.py     rows that ranks have touched, on their way to owners and to all: sums and means, of gradients, too,
-                    at every step and in corrections, and how these are clipped
+touched_rows.py     which parameters are tables, and what they cannot be; rows that ranks have touched, on their way to
+                    owners and to all: sums and means, of gradients, too, and how these are clipped
 lazy_adam.py        Adam that moves the rows of the gradient alone
 
 It comes in as a ``ReplicaState`` by the name "sparse rows", and needs ``asking``.

@@ -32,20 +32,18 @@ from lightning_gnn_dist.extensions.tables.owned_embedding import (
     divide,
     owned_tables,
 )
-from lightning_gnn_dist.extensions.tables.table import (
+from lightning_gnn_dist.extensions.tables.touched_rows import (
     Table,
     check_tables,
-    coalesced,
-    holds,
-    refuse_owned,
-    tables_of,
-)
-from lightning_gnn_dist.extensions.tables.touched_rows import (
     clip_sparse_gradients,
+    coalesced,
     give_back_clipping,
+    holds,
     mean_at_all_,
     mean_at_each_step_,
     mean_gradients_,
+    refuse_owned,
+    tables_of,
     weights_of_ranks,
 )
 from lightning_gnn_dist.rounds.means import optimizer_tensors

@@ -16,9 +16,8 @@ from lightning_gnn_dist.batches.batches import GlobalBatches
 from lightning_gnn_dist.batches.pool import Widen
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.extensions.larger_than_memory import files
-from lightning_gnn_dist.extensions.larger_than_memory.ahead import gather_joined
+from lightning_gnn_dist.extensions.larger_than_memory.ahead import Caches, RowCache, gather_joined
 from lightning_gnn_dist.extensions.larger_than_memory.files import THREAD_NAME, DiskRows, FileSource, MergedReads
-from lightning_gnn_dist.extensions.larger_than_memory.row_cache import Caches, RowCache
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.batch_contents import check_same, contents

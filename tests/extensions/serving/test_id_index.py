@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lightning_gnn_dist.extensions.serving.id_index import IdIndex
+from lightning_gnn_dist.extensions.serving.question import IdIndex
 
 STRANGE: list[Any] = ["zz", "b\0", "\ud800", "x" * 999, 5, 2**80, -(2**80), 7.0, True, None, ["b"]]
 
