@@ -275,7 +275,7 @@ def passes(source: BatchSource, rank: int) -> list[dict[str, Any]]:
     held = over(source, seeds, 2, seed=0, shuffle=False, bulk_size=3)
     whole = GlobalBatches(source, torch.arange(300), 32, 0, 3, None, True, True)
     size = len(loader)
-    found = [*loader.stream(0, size), *held, *loader.between(size, 2 * size)]
+    found = [*loader.stream(0, size), *held, *loader.stream(size, 2 * size)]
     pass_again = loader.stream(2 * size, 3 * size)
     found += [next(pass_again) for _ in range(2 + rank)]
     found += [*held, *whole.of_round(1, rank, 4, start=1, stop=6), *whole.of_round(2, rank, 4, start=1, stop=4)]
