@@ -27,9 +27,9 @@ demo test test-slow test-pretend test-oldest wheel: export PYTHONDONTWRITEBYTECO
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist worksteal --durations=10
 
-# Three at a time: for a third of it these tests wait. One file has most of the long ones: all workers take of it.
+# Four at a time: for a third of it these tests wait. One file has most of the long ones: all workers take of it.
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m "slow and not gpu and not alone" -n 3 --dist worksteal --durations=10
+	$(BIN)/python -m pytest -m "slow and not gpu and not alone" -n 4 --dist worksteal --durations=10
 	$(BIN)/python -m pytest -m "slow and not gpu and alone" --durations=10
 
 # What is marked for GPUs, on devices that a CPU build of torch pretends to have.

@@ -45,6 +45,20 @@ SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 logging.getLogger().addHandler(logging.NullHandler())
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Fork those that tests are dealt to from this process: each would take ten seconds to load what tests need."""
+    if (dealt_to := config.getoption("tx", [])) and "PYTEST_XDIST_WORKER" not in os.environ:
+        from tests.ranks import HAS_GPU, IS_PRETENDED, fork_server
+
+        if not HAS_GPU and not IS_PRETENDED and hasattr(os, "pidfd_open"):
+            import tests.warm  # noqa: F401
+            from tests.python_server import fast_python
+
+            fork_server()
+            forked = f"popen//python={fast_python()}"
+            config.option.tx = [forked if each == "popen" else each for each in dealt_to]
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, Any, Any]:
     """Look for no garbage meanwhile: that would take a third of the time."""
@@ -59,8 +73,8 @@ def pytest_collection() -> Generator[None, Any, Any]:
 def pytest_runtestloop(session: pytest.Session) -> None:
     """Spare collections of garbage what was imported, a large part of a second each time; then fork who starts ranks.
 
-    Not in the process that only deals tests to others, which imports no torch: it takes seconds. One of several that
-    tests are dealt to has enough of them to load first, and once, what its own and those of ranks need.
+    Not in the process that only deals tests to others. One of several that tests are dealt to has enough of them to
+    load first, and once, what its own and those of ranks need.
     """
     if not session.config.pluginmanager.hasplugin("dsession"):
         from tests.ranks import fork_server, quieten
@@ -74,6 +88,8 @@ def pytest_runtestloop(session: pytest.Session) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
+
+    items.sort(key=lambda item: "first" not in item.keywords)
 
     if not torch.cuda.is_available():
         for item in items:

@@ -3,6 +3,7 @@
 To import torch and Lightning takes each process four to six seconds of CPU time. What `fast_python` returns is a
 program that takes the arguments of `python`, and stands for it in `sys.executable` as well, so that the ranks that
 Lightning starts are forked, too. A test of signals, or of what a command imports, takes `sys.executable` itself.
+With `-u`, as pytest-xdist starts those it deals tests to, `sys.executable` and loggers stay as they are.
 
     subprocess.run([fast_python(), "examples/node_rows.py"], ...)
 """
@@ -29,7 +30,7 @@ from select import select
 from types import ModuleType
 from typing import Any
 
-from tests.ranks import CONTEXT
+from tests.ranks import CONTEXT, PRELOAD
 
 IMPORTS = ["lightning_gnn_dist.cli.main", "torch.distributed.run"]  # beside what the ranks' server has
 RANKS = ["RANK", "LOCAL_RANK"]  # what Lightning reads when it is imported
@@ -37,7 +38,7 @@ RANKS = ["RANK", "LOCAL_RANK"]  # what Lightning reads when it is imported
 # Run by the program with no import but those of builtin modules and `socket`: in some milliseconds.
 CLIENT = """#!{python} -IS
 import os, socket, sys
-if sys.argv[1].startswith("-") and sys.argv[1] not in ("-m", "-c"):
+if sys.argv[1].startswith("-") and sys.argv[1] not in ("-m", "-c", "-u"):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
@@ -117,6 +118,10 @@ def become(program: str, words: list[str]) -> None:
     folder, *arguments = words[at + 1 :]
     os.chdir(folder)
     stand_alone()
+    if arguments[0] == "-u":
+        del arguments[0]
+    else:
+        be_a_command(program)
     import numpy as np
     import torch
     from lightning.fabric.utilities.rank_zero import rank_zero_only
@@ -124,7 +129,7 @@ def become(program: str, words: list[str]) -> None:
     rank = next((int(os.environ[name]) for name in RANKS if name in os.environ), 0)
     rank_zero_only.rank = rank  # type: ignore[attr-defined]
     random.seed(), np.random.seed(), torch.seed()
-    sys.executable, sys.argv = program, arguments
+    sys.argv = arguments
     sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
     try:
         execute(folder, arguments)
@@ -132,18 +137,24 @@ def become(program: str, words: list[str]) -> None:
         atexit._run_exitfuncs()
 
 
-def stand_alone() -> None:
-    """Forget who started this process: its children, streams, warnings and loggers are its own."""
+def be_a_command(program: str) -> None:
+    """Write to loggers as Lightning does where it is imported: see `quieten`."""
+    sys.executable = program
     logging.getLogger().handlers.clear()
-    for name in ("lightning.pytorch", "lightning.fabric"):  # as it does where it is imported: see `quieten`
+    for name in ("lightning.pytorch", "lightning.fabric"):
         logger = logging.getLogger(name)
         logger.setLevel(logging.INFO)
         logger.handlers, logger.propagate = [logging.StreamHandler()], False
+
+
+def stand_alone() -> None:
+    """Forget who started this process: its children, streams and warnings are its own."""
     own: Any = multiprocessing.current_process()
     own._name, own._identity, own._config["daemon"] = "MainProcess", (), False
     multiprocessing.process._parent_process = None  # type: ignore[attr-defined]
     for of_parent in (forkserver._forkserver, resource_tracker._resource_tracker):  # type: ignore[attr-defined]
         type(of_parent).__init__(of_parent)
+    CONTEXT.set_forkserver_preload(PRELOAD)
     multiprocessing.set_start_method(None, force=True)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     warnings.resetwarnings()

@@ -55,6 +55,7 @@ from lightning_gnn_dist.wire.addresses import held_port
 GRACE_SECONDS = 10.0  # for the others to notice that a rank failed
 LEAVE_SECONDS = 30.0  # for a rank to leave when all have returned: on a busy machine, seconds
 MARGIN_SECONDS = 15.0  # a stuck rank writes its stacks and leaves by itself; this much later it is killed
+START = util.spawnv_passfds  # type: ignore[attr-defined]
 PRELOAD = ["tests.no_garbage", "lightning.pytorch", "torch_geometric.nn", "torchmetrics", "numba", "pytest"]
 PRELOAD += ["jsonargparse"]  # a warning filter names one of its classes
 PRELOAD += ["torch.distributed.algorithms.ddp_comm_hooks", "torch.utils.serialization.config"]
@@ -76,13 +77,13 @@ def fork_server() -> None:
     if HAS_GPU or IS_PRETENDED:
         return
     resource_tracker.ensure_running()
-    start, util.spawnv_passfds = util.spawnv_passfds, _fork  # type: ignore[attr-defined]  # in the place of a command
+    util.spawnv_passfds = _fork  # type: ignore[attr-defined]  # in the place of a command
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, since Python 3.12
             forkserver.ensure_running()
     finally:
-        util.spawnv_passfds = start  # type: ignore[attr-defined]
+        util.spawnv_passfds = START  # type: ignore[attr-defined]
 
 
 def _fork(_: Any, command: list[str], fds: tuple[int, ...]) -> int:
@@ -90,6 +91,7 @@ def _fork(_: Any, command: list[str], fds: tuple[int, ...]) -> int:
     if pid := os.fork():
         return pid
     try:
+        util.spawnv_passfds = START  # type: ignore[attr-defined]
         faulthandler.disable()
         nothing, tracker = os.open(os.devnull, os.O_RDWR), resource_tracker.getfd()  # type: ignore[attr-defined]
         for fd in map(int, os.listdir("/dev/fd")):

@@ -118,6 +118,7 @@ def folders_of_extensions(folder: str, names: list[str]) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.first
 def test_tests_of_the_core_need_no_extension(tmp_path: Path) -> None:
     without(EXTENSIONS, tmp_path)
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=folders_of_extensions)

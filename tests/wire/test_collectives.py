@@ -1,15 +1,11 @@
 """Averages, broadcasts and the count of bytes, on several ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.collectives import flatten, write_back
@@ -47,64 +43,20 @@ def test_average_weighs_floats_and_takes_the_maximum_of_integers() -> None:
         assert wave.tolist() == [(1 + 1j) * mean]
 
 
-class There(Tensor):
-    """Says that it is not in RAM, with a name that torch takes without a device; holds what would be there."""
-
-    held: Tensor
-
-    @staticmethod
-    def __new__(cls, held: Tensor) -> There:
-        options: Any = {"strides": held.stride(), "dtype": held.dtype, "device": "meta"}
-        made: There = Tensor._make_wrapper_subclass(cls, held.shape, **options)  # type: ignore[attr-defined]
-        made.held = held
-        return made
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
-        raise AssertionError(f"{function} outside of DeviceThere")
-
-
-class DeviceThere(TorchDispatchMode):
-    """Computes with :class:`There`, and refuses tensors of two devices in one call as CUDA does. Counts the copies."""
-
-    copies = 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        tensors = [each for each in tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
-        on_device = [isinstance(each, There) for each in tensors]
-        is_there, name = any(on_device), function._schema.name
-        if "device" in kwargs and kwargs["device"] is not None:
-            is_there, kwargs["device"] = kwargs["device"].type == "meta", torch.device("cpu")
-            self.copies += name == "aten::_to_copy" and is_there != on_device[0]
-        elif name == "aten::copy_":
-            self.copies += len(set(on_device)) == 2
-        elif len(set(on_device)) == 2:
-            raise RuntimeError(f"Expected all tensors to be on the same device ({name})")
-        held = tree_map(lambda each: each.held if isinstance(each, There) else each, (args, kwargs))
-        found = function(*held[0], **held[1])
-        if name.endswith("_") and not name.startswith("aten::_"):
-            return args[0]
-        return tree_map(lambda each: There(each) if is_there and isinstance(each, Tensor) else each, found)
-
-
+@pytest.mark.gpu
 def test_tensors_of_two_devices_meet_on_the_one_that_trains() -> None:
     """Adam keeps its `step` in RAM, and its moments where the parameters are."""
     values = [torch.tensor(float(i)) if i % 2 else torch.arange(4.0) + i for i in range(8)]
-    with DeviceThere() as device:
-        tensors = [value.clone() if i % 2 else There(value.clone()) for i, value in enumerate(values)]
-        given = [*tensors, torch.tensor([7])]
-        flats = flatten(given, 2.0, collectives.meeting_place(given))
-        assert [flat.device.type for flat, _ in flats] == ["meta", "meta"]
-        assert len(flats[0][0]) == 4 * 4 + 4 + 1
-        flats[0][0].mul_(3.0)  # as if two other ranks held the same
-        write_back(flats)
-        assert device.copies == 4  # of all steps together and of the integer, there and back
-        in_ram = flatten(tensors, 1.0, torch.device("cpu"))
-        assert [flat.device.type for flat, _ in in_ram] == ["cpu"]
-    assert [(each.held if isinstance(each, There) else each).tolist() for each in tensors] == [
-        value.tolist() for value in values
-    ]
+    tensors = [value.clone() if i % 2 else value.cuda() for i, value in enumerate(values)]
+    given = [*tensors, torch.tensor([7])]
+    flats = flatten(given, 2.0, collectives.meeting_place(given))
+    assert [flat.device.type for flat, _ in flats] == ["cuda", "cuda"]
+    assert len(flats[0][0]) == 4 * 4 + 4 + 1
+    flats[0][0].mul_(3.0)  # as if two other ranks held the same
+    write_back(flats)
+    assert [flat.device.type for flat, _ in flatten(tensors, 1.0, torch.device("cpu"))] == ["cpu"]
+    assert [tensor.is_cuda for tensor in tensors] == [True, False] * 4
+    assert [tensor.tolist() for tensor in tensors] == [value.tolist() for value in values]
 
 
 def no_weight(rank: int) -> None:
