@@ -1,5 +1,6 @@
 """What is wrong on a command line is said in one line, with the nearest right name, before anything else is done."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,23 +12,11 @@ from lightning.pytorch import Trainer
 from lightning_gnn_dist import Auto, Evaluation, FastGCNSampler, Graph, Halo, Holding, Loading, Rotate, communities
 from lightning_gnn_dist.checks import check_seed, check_word
 from lightning_gnn_dist.cli.config_file import check_files
-from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.cli.mistakes import check_strategy, hint, own_refusal, reading_checkpoint
 from lightning_gnn_dist.cli.train import run
 from lightning_gnn_dist.gone import GONE
 from lightning_gnn_dist.graph.convert import distinct_ids
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-
-
-def refused(given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run a command in the folder of examples, with options that it refuses, and return what it writes as errors."""
-    monkeypatch.chdir(EXAMPLES)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", *given])
-    with pytest.raises(SystemExit):
-        main()
-    return capsys.readouterr().err
+from tests.cli.conftest import EXAMPLES, Command, Refused
 
 
 @pytest.mark.parametrize(
@@ -38,12 +27,8 @@ def refused(given: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: p
         (["nope"], "", "argument command: invalid choice: 'nope'"),
     ],
 )
-def test_an_error_stands_without_the_usage(
-    words: list[str], command: str, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(words)
-    error, way_out = capsys.readouterr().err.splitlines()
+def test_an_error_stands_without_the_usage(words: list[str], command: str, said: str, refused: Refused) -> None:
+    error, way_out = refused(*words).splitlines()
     assert error.startswith(f"lightning-gnn-dist{command}: error: {said}")
     assert way_out == f"All options: lightning-gnn-dist{command} --help"
 
@@ -60,10 +45,10 @@ def test_an_error_stands_without_the_usage(
     ],
 )
 def test_what_went_is_answered_by_its_row(
-    words: list[str], row: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], row: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(GONE, row, "write another")
-    lines = refused(words, capsys, monkeypatch).splitlines()
+    lines = refused(*words).splitlines()
     assert len(lines) <= 4 and sum(f"{row} went: write another." in line for line in lines) == 1
 
 
@@ -79,20 +64,16 @@ def test_what_went_is_answered_by_its_row(
         (["--data.zzz=1"], "There is no 'zzz'. It takes graph, partitioner, "),
     ],
 )
-def test_a_misspelt_name_meets_the_nearest_right_one(
-    options: list[str], advice: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert advice in refused(["fit", "--config=configs/llcg.yaml", *options], capsys, monkeypatch).splitlines()[-1]
+def test_a_misspelt_name_meets_the_nearest_right_one(options: list[str], advice: str, refused: Refused) -> None:
+    assert advice in refused("fit", "--config=configs/llcg.yaml", *options).splitlines()[-1]
 
 
-def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(tmp_path: Path, refused: Refused) -> None:
     text = (EXAMPLES / "configs" / "llcg.yaml").read_text()
     for right, wrong in (("data", "\ndta:"), ("batch_size", "\n  btch_size:"), ("init_args", "\n    init_arg:")):
         line = next(line for line in ("\ndata:", "\n  batch_size:", "\n    init_args:") if right in line)
         (tmp_path / "wrong.yaml").write_text(text.replace(line, wrong))
-        assert f"Did you mean {right!r}?" in refused(["fit", f"--config={tmp_path}/wrong.yaml"], capsys, monkeypatch)
+        assert f"Did you mean {right!r}?" in refused("fit", f"--config={tmp_path}/wrong.yaml")
 
 
 @pytest.mark.parametrize(
@@ -114,10 +95,8 @@ def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(
         ),
     ],
 )
-def test_what_is_refused_is_said_in_one_line(
-    option: str, reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    last = refused(["fit", "--config=configs/llcg.yaml", option], capsys, monkeypatch).splitlines()[-1]
+def test_what_is_refused_is_said_in_one_line(option: str, reason: str, refused: Refused) -> None:
+    last = refused("fit", "--config=configs/llcg.yaml", option).splitlines()[-1]
     assert last.startswith("error: ") and reason in last
 
 
@@ -290,35 +269,26 @@ def config(folder: Path, module: str = "lightning_gnn_dist.cli.demo") -> str:
     return f"--config={folder}/fit.yaml"
 
 
-def test_a_refusal_of_a_test_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_refusal_of_a_test_is_one_line(tmp_path: Path, refused: Refused) -> None:
+    assert refused("test", config(tmp_path)).rstrip().splitlines()[-1].startswith("error: ")
+
+
+def test_what_a_users_step_is_refused_keeps_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: Command
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "test", config(tmp_path)])
-    with pytest.raises(SystemExit):
-        main()
-    assert capsys.readouterr().err.rstrip().splitlines()[-1].startswith("error: ")
-
-
-def test_what_a_users_step_is_refused_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_broken_module.py").write_text(BROKEN)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     file = config(tmp_path, "my_broken_module")
     graph = Graph.open(tmp_path / "graph")
     graph.node_arrays["test_mask"] = graph.node_arrays["val_mask"].clone()
     graph.save(tmp_path / "whole")
-    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "test", file, f"--data.graph={tmp_path}/whole"])
     with pytest.raises(ValueError, match="num_neighbors"):
-        main()
+        run_here("test", file, f"--data.graph={tmp_path}/whole")
 
 
-def test_a_checkpoint_that_is_not_there_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arguments = [config(tmp_path), f"--ckpt_path={tmp_path}/*.ckpt"]
-    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "predict", *arguments])
-    with pytest.raises(SystemExit):
-        main()
-    assert f"error: ckpt_path must be a file, and '{tmp_path}/*.ckpt' is none." in capsys.readouterr().err
+def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path, refused: Refused) -> None:
+    said = refused("predict", config(tmp_path), f"--ckpt_path={tmp_path}/*.ckpt")
+    assert f"error: ckpt_path must be a file, and '{tmp_path}/*.ckpt' is none." in said
 
 
 def test_checkpoints_that_lightning_finds_are_not_looked_for() -> None:
@@ -347,7 +317,7 @@ def test_the_file_of_the_last_frame_says_whose_error_it_is() -> None:
 # A configuration that cannot be meant is refused in one line: no traceback, no hang, no gigabytes.
 
 
-CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
+CONFIGS = EXAMPLES / "configs"
 
 
 @pytest.mark.parametrize(
@@ -369,15 +339,12 @@ CONFIGS = Path(__file__).parents[2] / "examples" / "configs"
     ],
 )
 def test_what_cannot_be_meant_is_refused_in_one_line(
-    content: bytes, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    content: bytes, reason: str, tmp_path: Path, refused: Refused
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_bytes(content)
-    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", f"--config={file}"])
-    with pytest.raises(SystemExit, match=reason) as refusal:
-        main()
-    assert str(refusal.value).startswith(f"lightning-gnn-dist fit: {file}")
-    assert "\n" not in str(refusal.value)
+    said = refused("fit", f"--config={file}")
+    assert said.startswith(f"lightning-gnn-dist fit: {file}") and re.search(reason, said) and "\n" not in said
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.name)
@@ -404,12 +371,9 @@ def test_a_configuration_must_be_a_file(path: str) -> None:
 
 
 @pytest.mark.parametrize("number", ["inf", "nan", "-1", "0", "1e300", "x"])
-def test_an_amount_of_memory_is_a_number(number: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["prepare", "source", "out", f"--memory={number}"])
-    assert "argument --memory: " in capsys.readouterr().err.splitlines()[0]
+def test_an_amount_of_memory_is_a_number(number: str, refused: Refused) -> None:
+    assert "argument --memory: " in refused("prepare", "source", "out", f"--memory={number}").splitlines()[0]
 
 
-def test_a_demo_of_too_few_nodes_is_refused_in_one_line() -> None:
-    with pytest.raises(SystemExit, match=r"lightning-gnn-dist demo: num_nodes \(3\) must be at least twice"):
-        main(["demo", "--nodes=3"])
+def test_a_demo_of_too_few_nodes_is_refused_in_one_line(refused: Refused) -> None:
+    assert "lightning-gnn-dist demo: num_nodes (3) must be at least twice" in refused("demo", "--nodes=3")

@@ -24,10 +24,9 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.cli.options import nodes_named, words_in
 from lightning_gnn_dist.cli.train import nodes_asked
-from tests.cli.test_options import refused
+from tests.cli.conftest import EXAMPLES, Command, Refused
 from tests.ranks import run_ranks
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 OF_EXTENSIONS = {"links.yaml", "recommending.yaml", "relational.yaml", "whole_graph.yaml"}  # tried by their tests
 CONFIGS = sorted({path.name for path in (EXAMPLES / "configs").glob("*.yaml")} - OF_EXTENSIONS)
 SMALL = [
@@ -123,9 +122,8 @@ def test_samplers_and_numbers_can_be_written() -> None:
             "holding": {"cache_dir": "there"},
         }
     ).data
-    assert data.sampler == lgd.WholePartSampler(2) and data.global_batching == lgd.GlobalBatching(
-        None, lgd.NeighborSampler([-1, 5])
-    )
+    assert data.sampler == lgd.WholePartSampler(2)
+    assert data.global_batching == lgd.GlobalBatching(None, lgd.NeighborSampler([-1, 5]))
     assert (data.boundary, data.evaluation, str(data.holding.cache_dir)) == (lgd.Fetch(), lgd.Evaluation(7), "there")
 
 
@@ -179,49 +177,32 @@ def test_residency_and_coverage_can_be_written() -> None:
     coverage = init("Coverage", level="batch", shrinkage=1.0)
     holding = {"residency": init("Redeal", num_supernodes=40)}
     data = parsed({"holding": holding, "coverage": coverage, "boundary": "Halo"}).data
-    assert (data.holding, data.boundary) == (lgd.Holding(lgd.Redeal(40)), lgd.Halo()) and data.coverage == lgd.Coverage(
-        "batch", shrinkage=1.0
-    )
+    assert (data.holding, data.boundary) == (lgd.Holding(lgd.Redeal(40)), lgd.Halo())
+    assert data.coverage == lgd.Coverage("batch", shrinkage=1.0)
     assert parsed({"coverage": None}).data.coverage is None
     strategy = parsed(strategy=init("GrappaStrategy", weights="nodes", launch={"timeout": "0:01:30"})).trainer.strategy
     assert isinstance(strategy, lgd.GrappaStrategy) and strategy._timeout == timedelta(seconds=90)
 
 
-def test_what_others_refuse_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = [
-        "from node_classification import SAGE",
-        "class Broken(SAGE):",
-        "    def __init__(self): raise ValueError('mine')",
-    ]
-    (tmp_path / "broken_model.py").write_text("\n".join(model))
-    monkeypatch.chdir(EXAMPLES)
+def test_what_others_refuse_keeps_its_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: Command
+) -> None:
+    broken = "class Broken(SAGE):\n    def __init__(self): raise ValueError('mine')\n"
+    (tmp_path / "broken_model.py").write_text(f"from node_classification import SAGE\n{broken}")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     (tmp_path / "model.yaml").write_text("class_path: broken_model.Broken\n")
-    config = ["--config=configs/llcg.yaml", f"--model={tmp_path}/model.yaml"]
-    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", "fit", *config])
     with pytest.raises(ValueError, match="mine"):
-        main()
+        run_here("fit", "--config=configs/llcg.yaml", f"--model={tmp_path}/model.yaml")
 
 
-def run_here(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    """The command in this process."""
-    monkeypatch.chdir(EXAMPLES)
-    monkeypatch.setattr(sys, "path", sys.path.copy())
-    monkeypatch.setattr(sys, "argv", ["lightning-gnn-dist", *arguments, "--trainer.devices=1"])
-    main()
-
-
-def test_predict_writes_a_row_for_every_node_or_those_that_are_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_predict_writes_a_row_for_every_node_or_those_that_are_named(tmp_path: Path, run_here: Command) -> None:
     (tmp_path / "ids.txt").write_text("7\n1999\n0\n")
-    config = ["predict", "--config=configs/ddp.yaml", *SMALL]
-    run_here(monkeypatch, *config, f"--output={tmp_path}/some.npy", f"--nodes={tmp_path}/ids.txt")
-    run_here(monkeypatch, *config, f"--output={tmp_path}/all.npy")
+    config = ["predict", "--config=configs/ddp.yaml", *SMALL, "--trainer.devices=1"]
+    run_here(*config, f"--output={tmp_path}/some.npy", f"--nodes={tmp_path}/ids.txt")
+    run_here(*config, f"--output={tmp_path}/all.npy")
     everything = np.load(tmp_path / "all.npy")
     assert everything.shape == (2000, 8)
-    expected = everything[[7, 1999, 0]]
-    np.testing.assert_allclose(np.load(tmp_path / "some.npy"), expected, atol=1e-5)
+    np.testing.assert_allclose(np.load(tmp_path / "some.npy"), everything[[7, 1999, 0]], atol=1e-5)
 
 
 def test_nodes_are_named_by_ids_of_tables(tmp_path: Path) -> None:
@@ -252,14 +233,12 @@ def test_nodes_are_named_by_ids_or_files(tmp_path: Path) -> None:
         nodes_named(str(tmp_path / "rows.npy"))
 
 
-def test_nodes_that_are_none_are_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nodes_that_are_none_are_refused(refused: Refused, tmp_path: Path) -> None:
     config = ["--config=configs/ddp.yaml", *SMALL, f"--output={tmp_path}/some.npy", "--nodes=2000"]
-    assert "nodes must lie in [0, 2000), got 2000." in refused(["predict", *config], capsys, monkeypatch)
+    assert "nodes must lie in [0, 2000), got 2000." in refused("predict", *config)
     assert not (tmp_path / "some.npy").exists()
 
 
-def test_predict_without_a_file_is_refused(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_without_a_file_is_refused(refused: Refused) -> None:
     given = ["predict", "--config=configs/ddp.yaml", "--trainer.logger=false"]
-    assert "predict would keep nothing: name a file" in refused(given, capsys, monkeypatch)
+    assert "predict would keep nothing: name a file" in refused(*given)

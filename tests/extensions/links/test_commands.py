@@ -12,8 +12,10 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.cli.train import nodes_asked
 from tests.callbacks.test_tables import NAMES, prepared
+from tests.cli.conftest import EXAMPLES, Command
+from tests.cli.conftest import run_here as run_here
 from tests.cli.test_prepare import check_files_are_compared
-from tests.cli.test_train import EXAMPLES, check_config, run_here
+from tests.cli.test_train import check_config
 
 
 @pytest.mark.slow
@@ -29,12 +31,12 @@ def test_a_split_of_edges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert f"held back beside them: {held}\n" in capsys.readouterr().out
 
 
-def test_predict_writes_the_best_links_of_nodes_that_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_predict_writes_the_best_links_of_nodes_that_are_named(tmp_path: Path, run_here: Command) -> None:
     (tmp_path / "ids.txt").write_text("7\n499\n0\n")
     config = (EXAMPLES / "configs" / "links.yaml").read_text()
     (tmp_path / "links.yaml").write_text(re.sub(r"num_nodes: \d+", "num_nodes: 500", config))
     options = [f"--output={tmp_path}/links.npy", "--best_links=4", f"--nodes={tmp_path}/ids.txt", "--leave_out=[self]"]
-    run_here(monkeypatch, "predict", f"--config={tmp_path}/links.yaml", *options)
+    run_here("predict", f"--config={tmp_path}/links.yaml", "--trainer.devices=1", *options)
     rows = np.load(tmp_path / "links.npy")
     assert rows["sender"].tolist() == [7] * 4 + [499] * 4 + [0] * 4
     assert (rows["score"].reshape(3, 4)[:, :-1] >= rows["score"].reshape(3, 4)[:, 1:]).all()

@@ -9,7 +9,8 @@ import pytest
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.shards.index import Shard
-from tests.cli.test_train import EXAMPLES, SMALL, command, logged
+from tests.cli.conftest import EXAMPLES
+from tests.cli.test_train import SMALL, command, logged
 from tests.ranks import run_ranks
 
 
