@@ -16,7 +16,7 @@ from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, append, save, write_header
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
-from lightning_gnn_dist.prepare.arrays import Progress, RowFiles, check_num_nodes
+from lightning_gnn_dist.prepare.arrays import Progress, check_num_nodes
 from lightning_gnn_dist.prepare.journal import Journal
 from lightning_gnn_dist.prepare.nodes import Part
 from lightning_gnn_dist.prepare.plan import EdgeFiles, Plan
@@ -304,7 +304,6 @@ class EdgeSorting:
         of_ends, flip = [parts[kind].num_all for kind in edge_type[::2]], given.flip or edge_type != as_read
         turned = replace(given, num_senders=of_ends[0], num_receivers=of_ends[1], flip=flip)
         files = self.files_of(edge_type, turned, parts[edge_type[2]], on_progress)
-        check_times(files.carried.arrays, self.plan.time, "edge")
         number = None if self.plan.have_names else parts[edge_type[0]].number
         sort = ExternalSort(self, edge_type, files, number)
         sort.run(parts[edge_type[2]].size, on_progress, words_of(edge_type))
@@ -326,13 +325,6 @@ class EdgeSorting:
     def of_type(self, edge_type: EdgeType) -> Path:
         """The folder in which the edges of a type are worked on."""
         return self.folder / "edges" / folder_of(edge_type)
-
-
-def check_times(arrays: Mapping[str, RowFiles], time: str | None, row: str) -> None:
-    """Refuse times that are not one number for each ``row``, a node or an edge."""
-    if time is not None and time in arrays:
-        rows = arrays[time]
-        convert.check_time({time: rows.as_tensor(rows.read(0, 1))}, time, row)
 
 
 def words_of(edge_type: EdgeType) -> str:

@@ -5,7 +5,7 @@ A graph without types is one of one type, whose names are empty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,7 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.storage.store import check_unchanged
 from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
+from lightning_gnn_dist.prepare import reading
 from lightning_gnn_dist.prepare.arrays import (
     ALIASES,
     EDGES,
@@ -33,15 +34,6 @@ from lightning_gnn_dist.prepare.arrays import (
     load_pyg,
     number_in,
     purpose_of,
-)
-from lightning_gnn_dist.prepare.reading import (
-    about_headings,
-    check_there,
-    columns_of,
-    ends_first,
-    files_of,
-    is_table,
-    name_of,
 )
 
 if TYPE_CHECKING:
@@ -245,15 +237,18 @@ class Plan:
     of_tables: Tables | None = None
 
     def __post_init__(self) -> None:
-        """Refuse names of arrays that a graph cannot have."""
+        """Refuse names of arrays that a graph cannot have, and times that are not one number for each row."""
         if not self.have_names:
             convert.check_names(self.nodes[NODE].arrays, self.edges[EDGE].carried.arrays)
             return
-        of_types: dict[str | EdgeType, Collection[str]] = {kind: files.arrays for kind, files in self.nodes.items()}
+        of_types: dict[str | EdgeType, dict[str, RowFiles]] = {kind: each.arrays for kind, each in self.nodes.items()}
         of_types |= {edge_type: files.carried.arrays for edge_type, files in self.edges.items()}
-        for kind, names in of_types.items():
+        for kind, arrays in of_types.items():
             with within(kind):
-                convert.check_each_name(names, allowed=())
+                convert.check_each_name(arrays, allowed=())
+                if rows := arrays.get(self.time or ""):
+                    some = {str(self.time): rows.as_tensor(rows.read(0, 1))}
+                    convert.check_time(some, self.time, "node" if isinstance(kind, str) else "edge")
 
     @property
     def have_names(self) -> bool:
@@ -281,8 +276,8 @@ class Found:
     def add_nodes(self, kind: str, path: Path, beside: NodeFiles | None = None) -> None:
         """Add a table, or arrays, of the nodes of a type."""
         found = NodeFiles(path)
-        if is_table(path):
-            key = id_of(columns := columns_of(path))
+        if reading.is_table(path):
+            key = id_of(columns := reading.columns_of(path))
             kept = self.drop.kept(name for name in columns if name != key)
             self.tables.append(TablePlan(path=path, columns=tuple(kept), kind=kind, key=key))
         else:
@@ -294,7 +289,7 @@ class Found:
         if EDGES not in arrays:
             raise ValueError(f"{source} holds no edge_index, of shape (2, edges), but {sorted(arrays)}.")
         place, carried = arrays[EDGES], _rows(source, arrays)
-        if not (isinstance(place, Path) and is_table(place)):
+        if not (isinstance(place, Path) and reading.is_table(place)):
             self.edges[edge_type] = edges_in_arrays(source, _ends_in(place), carried)
             return
         if carried:
@@ -302,7 +297,7 @@ class Found:
                 f"{source}: {next(iter(carried))} is an array, and the edges are in a table, beside which none can "
                 "stand: give a column of the table, or leave it out (--drop)."
             )
-        sender, receiver, *columns = ends_first(place)
+        sender, receiver, *columns = reading.ends_first(place)
         kept = tuple(self.drop.kept(columns))
         self.tables.append(TablePlan(path=place, columns=kept, edges={edge_type: (sender, receiver)}))
         self.edges[edge_type] = EdgeFiles()
@@ -318,7 +313,7 @@ def plan_of(source: Path, nodes: Path | None, names: Iterable[str], time: str | 
         time: The array of times, if there is one.
         kinds: What columns of features are, where that is told.
     """
-    check_there(source)
+    reading.check_there(source)
     found = Found(drop := Drop(names))
     for reader in (reader for name, reader in DATABASES.items() if (source / name).is_file()):
         plan: Plan = import_module(reader).plan_of_database(source, drop)
@@ -330,7 +325,7 @@ def plan_of(source: Path, nodes: Path | None, names: Iterable[str], time: str | 
     else:
         layout = _add_one_type(found, source, nodes)
     drop.check(source)
-    headings = about_headings([table.path for table in found.tables])
+    headings = reading.about_headings([table.path for table in found.tables])
     plan = Plan(found.nodes, found.edges, layout, tuple(found.tables), time, kinds, headings=headings)
     if time is not None and plan.have_names and time not in drop.known:
         raise ValueError(f"time names the column {shown(time)}, and {source} has these: {shown(sorted(drop.known))}.")
@@ -359,8 +354,8 @@ def _ends_in(place: Entry) -> tuple[NpyFile, ...]:
     """An array of edges, or all of a folder, in the order of their names."""
     arrays = [place] if isinstance(place, NpyFile) else []
     if isinstance(place, Path):
-        there = sorted(place.iterdir()) if place.is_dir() else files_of(place)
-        if any(map(is_table, there)) and any(path.suffix == ".npy" for path in there):
+        there = sorted(place.iterdir()) if place.is_dir() else reading.files_of(place)
+        if any(map(reading.is_table, there)) and any(path.suffix == ".npy" for path in there):
             raise ValueError(f"{place} holds edges in tables and in arrays: write all as one table, or as arrays.")
         arrays = [NpyFile.of(path) for path in there if path.is_file() and path.suffix == ".npy"]
     if not arrays:
@@ -391,7 +386,7 @@ def _add_one_type(found: Found, source: Path, nodes: Path | None) -> str:
     if (source / "meta.json").exists():
         check_unchanged(source)
         raise ValueError(f"{source} is a saved graph already: Graph.open(path) reads it.")
-    has_arrays = (source.is_dir() and not is_table(source)) or source.suffix == ".npz"
+    has_arrays = (source.is_dir() and not reading.is_table(source)) or source.suffix == ".npz"
     arrays = entries(source, found.drop) if has_arrays else {}
     if EDGES not in arrays and source.suffix != ".npz":
         arrays = {EDGES: source}
@@ -401,7 +396,7 @@ def _add_one_type(found: Found, source: Path, nodes: Path | None) -> str:
     if nodes is None:
         found.nodes[NODE] = beside
     else:
-        check_there(nodes)
+        reading.check_there(nodes)
         found.add_nodes(NODE, nodes, beside)
     found.add_edges(EDGE, source, of_edges)
     return "edges of one type"
@@ -430,7 +425,7 @@ def _add_folders(found: Found, folder: Path) -> str:
             found.add_nodes(kind, path)
     for edge_type, path in of_edges.items():
         with within(edge_type):
-            found.add_edges(edge_type, path, {EDGES: path} if is_table(path) else entries(path, found.drop))
+            found.add_edges(edge_type, path, {EDGES: path} if reading.is_table(path) else entries(path, found.drop))
     return "the folders nodes and edges, a table of each type"
 
 
@@ -440,12 +435,12 @@ def _files(folder: Path) -> dict[str, Path]:
     for path in sorted(folder.iterdir()):
         if path.name.startswith((".", "_")):
             continue
-        if not is_table(path) and path.suffix != ".npz" and not (path.is_dir() and any(path.rglob("*.npy"))):
+        if not reading.is_table(path) and path.suffix != ".npz" and not (path.is_dir() and any(path.rglob("*.npy"))):
             raise ValueError(
                 f"{path} is no table of one type: give a text (.csv, .tsv, .txt, also gzipped), .parquet or a folder "
                 "of these, an .npz, or a folder of .npy."
             )
-        if (name := name_of(path)) in found:
+        if (name := reading.name_of(path)) in found:
             raise ValueError(f"{path} and {found[name]} are two tables of one type: remove one of them.")
         found[name] = path
     if not found:

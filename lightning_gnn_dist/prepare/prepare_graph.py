@@ -35,7 +35,7 @@ from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL, checksum_of
 from lightning_gnn_dist.graph.typed.names import EdgeType, within
 from lightning_gnn_dist.graph.user_ids import keep_ids
-from lightning_gnn_dist.prepare.edges import EdgeSorting, MemoryTooSmall, OnProgress, check_times
+from lightning_gnn_dist.prepare.edges import EdgeSorting, MemoryTooSmall, OnProgress
 from lightning_gnn_dist.prepare.engine import duckdb_for, literal
 from lightning_gnn_dist.prepare.journal import Journal, Prepared, describe, journal_of
 from lightning_gnn_dist.prepare.nodes import (
@@ -414,7 +414,6 @@ class Preparation:
             target = self.draft / "nodes" / kind
             if not target.exists():
                 with within(kind):
-                    check_times(of_kind.files.arrays, plan.time, "node")
                     of_kind.times(plan.time)
                     work = self.folder / "nodes" / kind
                     of_kind.copy(work, target, partial(on_progress, f"copying {kind or 'arrays'}"))

@@ -99,9 +99,13 @@ def _types_of_file(file: Path) -> dict[str, str]:
 
 
 def _described(path: Path, rows: str) -> dict[str, str]:
-    with told(path):
-        found = _headers().execute(f"DESCRIBE SELECT * FROM {rows}").fetchall()
+    found = _ask(path, f"DESCRIBE SELECT * FROM {rows}")
     return {name: kind for name, kind, *_ in found if not INDEX_OF_PANDAS.fullmatch(name)}
+
+
+def _ask(path: Path, query: str) -> list[tuple[Any, ...]]:
+    with told(path):
+        return list(_headers().execute(query).fetchall())
 
 
 @cache
@@ -149,34 +153,28 @@ def count_columns(path: Path) -> int:
 
 
 def _of_footers(path: Path, what: str, of: str) -> int:
-    with told(path):
-        return int(
-            _headers().execute(f"SELECT {what} FROM parquet_{of}metadata([{_listed(path)}])").fetchall()[0][0] or 0
-        )
+    return int(_ask(path, f"SELECT {what} FROM parquet_{of}metadata([{_listed(path)}])")[0][0] or 0)
 
 
 def about_headings(paths: Collection[Path]) -> tuple[str, ...]:
     """What is taken for the headings of texts, in words, for whoever has a table without one."""
-    said = []
-    for path in paths:
-        if _kind(path) is TEXTS:
-            heading = heading_of(files_of(path)[0])
-            names = f"line {heading.num_lines} is taken as heading: {', '.join(heading.names)}."
-            said.append(
-                f"{path}: " + (names if heading.is_there else "no heading, since the first line holds numbers alone.")
-            )
-    return tuple(said)
+    headings = {path: heading_of(files_of(path)[0]) for path in paths if _kind(path) is TEXTS}
+    return tuple(
+        f"{path}: line {heading.num_lines} is taken as heading: {', '.join(heading.names)}."
+        if heading.is_there
+        else f"{path}: no heading, since the first line holds numbers alone."
+        for path, heading in headings.items()
+    )
 
 
 def ends_first(path: Path) -> list[str]:
     """The columns of a table of edges: sender, receiver, then what edges carry."""
-    names = columns_of(path)
-    ends = [names[place] for place in _places_of_ends(names, path)]
+    ends = _ends_of(names := columns_of(path), path)
     return [*ends, *(name for name in names if name not in ends)]
 
 
-def _places_of_ends(names: Sequence[str], path: Path) -> tuple[int, int]:
-    """The positions of the columns of senders and receivers: those with such names, otherwise the first two."""
+def _ends_of(names: Sequence[str], path: Path) -> Sequence[str]:
+    """The columns of senders and receivers: those with such names, otherwise the first two."""
     if len(names) < 2:
         raise ValueError(
             f"{path} has one column, {names[0]!r}, but an edge has two ends: write one for each, such as source,target."
@@ -187,14 +185,14 @@ def _places_of_ends(names: Sequence[str], path: Path) -> tuple[int, int]:
             raise ValueError(f"{path} has {twice}, each of which may be an end of an edge: rename one of them.")
     for sender, receiver in ENDS:
         if sender in places and receiver in places:
-            return places[sender], places[receiver]
+            return names[places[sender]], names[places[receiver]]
     for name in (end for ends in ENDS for end in ends):
         if places.get(name, 0) > 1:
             raise ValueError(
                 f"{path} has a column {name!r} and none that goes with it, but {list(names)}: call the two ends "
                 "source and target, or put them first under other names."
             )
-    return 0, 1
+    return names[:2]
 
 
 class Heading(NamedTuple):

@@ -205,8 +205,8 @@ class Unpacking:
             for at, each in tables:
                 folder = self.place(at)
                 if each.kind is not None:
-                    arrays = NodeFiles.of(folder / "arrays", entries(folder / "arrays"))
-                    nodes[each.kind] = replace(arrays.beside(nodes[each.kind]), source=each.path)
+                    arrays = NodeFiles.of(each.path, entries(folder / "arrays"))
+                    nodes[each.kind] = arrays.beside(nodes[each.kind])
                     ids[each.kind] = folder / "ids.npy"
                 for edge_type, as_written in each.all_edges.items():
                     edges[edge_type] = edges_in(folder / "edges" / as_written[1], flip=edge_type != as_written)

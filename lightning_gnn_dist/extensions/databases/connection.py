@@ -110,16 +110,6 @@ class Reader:
         self.cursor.execute(sql)
         return list(self.cursor.fetchall())
 
-    def kinds(self, table: str) -> dict[str, str]:
-        """The types of the columns of a table, as the database calls them."""
-        raise NotImplementedError
-
-    def time_of(self, table: str) -> str | None:
-        """The first column of moments, or else of days."""
-        kinds = self.kinds(table)
-        moments = [name for name, kind in kinds.items() if kind.startswith(("timestamp", "datetime"))]
-        return next(iter([*moments, *(name for name, kind in kinds.items() if kind.startswith("date"))]), None)
-
     def write(self, sql: str, columns: Columns, target: Path) -> None:
         """Write what a query returns as Parquet."""
         listed = ", ".join(f"{cell} AS {quoted(name)}" for name, (cell, _) in columns.items())
@@ -166,13 +156,10 @@ class SQLite(Reader):
             if there <= {"integer"}:
                 found[name] = cell, f"CAST({cell} AS BIGINT)"
                 continue
-            is_real = there <= {"integer", "real"}
+            is_real, come = there <= {"integer", "real"}, f"nullif({cell}, '')"
             text = f"printf('%!.17g', {cell})" if is_real else f"CAST({cell} AS TEXT)"
-            there_sql = f"nullif({cell}, '')"
-            found[name] = (
-                f"CASE WHEN {cell} IS NULL THEN '' ELSE {text} END",
-                (f"CAST({there_sql} AS DOUBLE)" if is_real else there_sql),
-            )
+            text = f"CASE WHEN {cell} IS NULL THEN '' ELSE {text} END"
+            found[name] = text, f"CAST({come} AS DOUBLE)" if is_real else come
         return found
 
     def kinds(self, table: str) -> dict[str, str]:
@@ -282,6 +269,12 @@ def words_of(folder: Path, questions: Path | None) -> dict[Path, str]:
     return words | {folder / PLAIN: str(questions or "the database")}
 
 
+def _time_of(kinds: Mapping[str, str]) -> str | None:
+    """The first column of moments, or else of days, given the types of all columns."""
+    moments = [name for name, kind in kinds.items() if kind.startswith(("timestamp", "datetime"))]
+    return next(iter([*moments, *(name for name, kind in kinds.items() if kind.startswith("date"))]), None)
+
+
 def _tables(source: Source, said: Mapping[str, Any]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """What a ``database.yaml`` says of the tables, and what was left out."""
     notes, names = list[str](), source.tables()
@@ -310,7 +303,7 @@ def _tables(source: Source, said: Mapping[str, Any]) -> tuple[dict[str, dict[str
             else:
                 why = "not by a key of one column" if target in of_all else "that is not read"
                 notes.append(f"{name}.{'/'.join(mine)} names rows of {target}, and {why}: it makes no edges.")
-        spec = {"pkey": keys.get(name), "time_col": source.time_of(name), "fkeys": fkeys}
+        spec = {"pkey": keys.get(name), "time_col": _time_of(source.kinds(name)), "fkeys": fkeys}
         spec |= said.get(name) or {}
         if spec["pkey"] is None and not spec["fkeys"]:
             notes.append(f"{name} has no key of one column: it is left out.")

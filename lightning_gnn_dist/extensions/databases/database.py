@@ -47,11 +47,9 @@ def plan_of_database(folder: Path, drop: Drop) -> Plan:
         raise ValueError(
             f"{folder}: {shown(wrong)} hold keys or times, which a graph is made of: they cannot be dropped."
         )
-    nodes = {table.kind: NodeFiles(table.path) for table in tables if table.kind is not None}
+    nodes, all_tables = {table.kind: NodeFiles(table.path) for table in tables if table.kind is not None}, [*tables]
     for task in manifest.tasks.values():
         nodes[task.name] = NodeFiles(task.path, float_labels=task.task_type == "regression")
-    all_tables = [*tables]
-    for task in manifest.tasks.values():
         all_tables.append(task)
         if task.receiver is not None:
             edges_of = {(task.name, ANSWER, task.receiver): (QUESTION, task.targets[0])}
@@ -79,7 +77,7 @@ class DatabaseUnpacking(Unpacking):
 
     def __init__(self, manifest: Manifest, *given: Any) -> None:
         super().__init__(*given)
-        self.manifest, self.questions, self.asked = manifest, dict[str, Questions](), dict[str, TableTask]()
+        self.manifest, self.questions = manifest, dict[str, Questions]()
         self.may_dangle = manifest.path.name == RELBENCH  # as there
 
     def load(self, name: str, plan: TablePlan) -> Table:
@@ -109,8 +107,7 @@ class DatabaseUnpacking(Unpacking):
             return self.questions[plan.task.name].carried_by_answers(table)
         if isinstance(plan, TaskSpec):
             self.work.check()
-            columns, self.asked[plan.name] = self.questions[plan.name].columns()
-            return columns
+            return self.questions[plan.name].columns()
         seen = "true" if table.time is None else f"{table.time} < {NEVER if self.cut is None else self.cut}"
         hidden = self.manifest.hidden(plan.kind) if plan.kind else ()
         cut = Cut(seen, plan.time_col, embedding(self.manifest.text), hidden)
@@ -123,7 +120,7 @@ class DatabaseUnpacking(Unpacking):
         if plan.kind is None or self.work.problems:
             return {}
         if isinstance(plan, TaskSpec):
-            return self.questions[plan.name].tell(self.place(at), self.asked[plan.name])
+            return self.questions[plan.name].tell(self.place(at))
         notes, times = [f"{plan.kind}.{name} {why}: it is left out." for name, why in columns.left_out.items()], None
         if (table := self.loaded[at]).time is not None:
             of_rows = np.load(self.place(at) / "arrays" / f"{TIME}.npy", mmap_mode="r")

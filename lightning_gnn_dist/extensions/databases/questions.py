@@ -127,8 +127,8 @@ class Questions:
         types = {QUESTION: "BIGINT", **keyed.types}
         return replace(keyed, name=quoted(f"rows of {name}"), types=types, row=quoted(QUESTION))
 
-    def columns(self) -> tuple[Columns, TableTask]:
-        """Masks, labels and times of all questions, and what the task asks."""
+    def columns(self) -> Columns:
+        """Masks, labels and times of all questions; what the task asks is found out on the way."""
         spec = self.spec
         task = TableTask(spec.name, spec.task_type, spec.entity_table, 0, hidden=spec.hidden)
         made, of_masks, there = list[Made](), "true", "true"
@@ -145,16 +145,16 @@ class Questions:
             raise ValueError(f"{self.where} are those of no question to train on: {told_way}.")
         if self.time is not None:
             self._check_order()
-            task = replace(task, are_dates=self.table.are_dates)
             made = [Made(TIME, LONG, self.time), *made]
-        return Columns(self.work, self.table, made), task
+        self.task = replace(task, are_dates=self.time is not None and self.table.are_dates)
+        return Columns(self.work, self.table, made)
 
     def carried_by_answers(self, table: Table) -> Columns:
         """What answers carry: times at which nobody sees them, and those of their questions."""
         made = [Made(TIME, LONG, str(NEVER)), Made(ANSWERED, LONG, '" time"')]
         return Columns(self.work, table, [] if self.time is None else made)
 
-    def tell(self, folder: Path, task: TableTask) -> dict[str, Any]:
+    def tell(self, folder: Path) -> dict[str, Any]:
         """Keep whom questions are about, and when, as their tables tell it; return what is to be known of the task."""
         (folder / "own").mkdir(parents=True, exist_ok=True)
         columns: dict[str, Column] = self.work.db.sql(
@@ -167,7 +167,7 @@ class Questions:
         for at, (name, column) in enumerate(own.items()):
             save(folder / "own" / f"{at} {name.replace('/', '_')}.npy", column)
         span = None if self.time is None else span_of(times, self.table.are_dates)
-        return {"task": asdict(task), "notes": [], "times": span}
+        return {"task": asdict(self.task), "notes": [], "times": span}
 
     def _look(self, what: str) -> tuple[Any, ...]:
         return self.work.look(self.table, what)
