@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +18,7 @@ from lightning.pytorch.utilities import model_helpers, rank_zero_info
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.batches.batches import Batches, Deal, GlobalBatches, Learning
+from lightning_gnn_dist.batches.batches import Batches, GlobalBatches, Learning
 from lightning_gnn_dist.boundary.boundary import Auto, Boundary, Isolated, boundary_of
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import (
@@ -381,7 +381,7 @@ class GraphDataModule(LightningDataModule):
     def _learning_of(self, part: Graph, num_batches: int, place: tuple[int, int], seed: int) -> Learning:
         """Return what training batches of a part are made of. No two parts are dealt alike."""
         rank, num_ranks = place
-        return self._task.learned(part, partial(Deal, num_batches=num_batches, seed=seed * num_ranks + rank))
+        return self._task.learned(part, num_batches, seed * num_ranks + rank)
 
     def _global_batches(self) -> GlobalBatches:
         if self._global is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -106,10 +105,8 @@ class Task(ForgetsRun, ABC):
         """Return all training nodes of the whole graph or the rank's own, or the positions of all training edges."""
 
     @abstractmethod
-    def learned(self, part: Graph, deal: Callable[..., Deal]) -> Learning:
-        """Return what batches of a part are made of, after a check of its values; ``deal`` takes what :class:`Deal`
-        does but for the number of batches and the seed. The rank's own seeds come first.
-        """
+    def learned(self, part: Graph, num_batches: int, seed: int) -> Learning:
+        """Return what so many batches of a pass over a part are made of, after a check of its values."""
 
     @abstractmethod
     def across(self, sampler: Sampler) -> Sampler:
@@ -190,7 +187,7 @@ class NodeTask(Task):
     def of_corrections(self) -> Tensor:
         return self.home.split("train")
 
-    def learned(self, part: Graph, deal: Callable[..., Deal]) -> Learning:
+    def learned(self, part: Graph, num_batches: int, seed: int) -> Learning:
         seeds = self.seeds_of(part)
         if self.home.exchanges:
             assert self.home.outside is not None
@@ -199,7 +196,8 @@ class NodeTask(Task):
             check_arrays(part)
             check_labels(part, seeds.here, "train_mask")
         source = self.source_of(part, self.home.running.settings.training_sampler)
-        return Learning(source, deal(seeds.asked, inputs=seeds.places, num_taken=seeds.num_own))
+        dealt = Deal(seeds.asked, num_batches, seed, inputs=seeds.places, num_taken=seeds.num_own)
+        return Learning(source, dealt)
 
     def across(self, sampler: Sampler) -> Sampler:
         return sampler

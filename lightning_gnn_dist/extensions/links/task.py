@@ -12,7 +12,7 @@ Judged are rows: of each question at its time, and of each receiver at the time 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -299,14 +299,14 @@ class WholeEdges(EdgeTask):
             raise ValueError(f"The graph has no edges{which}{with_label} to learn from.")
         return seeds
 
-    def learned(self, part: Graph, deal: Callable[..., Deal]) -> Learning:
+    def learned(self, part: Graph, num_batches: int, seed: int) -> Learning:
         is_whole = part is self.home.graph
         own, shown = self._own(part), self.home.shown(part)
         if self.checks_values:
             check_arrays(shown)
         seeds = self.positions(self.home.whole if is_whole else part, own.to(torch.int64) - 1)
         sampler = self.across(self.home.running.settings.training_sampler) if is_whole else self.around_part(part, own)
-        return Learning(self.home.source(shown, sampler), deal(seeds))
+        return Learning(self.home.source(shown, sampler), Deal(seeds, num_batches, seed))
 
     def _own(self, part: Graph) -> Tensor:
         """Return which nodes of a part are the rank's own."""

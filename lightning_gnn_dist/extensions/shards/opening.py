@@ -6,7 +6,6 @@ of shards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -258,7 +257,7 @@ class ShardEdges(EdgeTask):
     def of_corrections(self) -> OwnSeeds:
         return OwnSeeds(self._marked()[self.home.of_copy()], self.home.num_marked)
 
-    def learned(self, part: Graph, deal: Callable[..., Deal]) -> Learning:
+    def learned(self, part: Graph, num_batches: int, seed: int) -> Learning:
         seeds, shown = self._own(), self.home.shown(part)
         if self.checks_values:
             check_arrays(shown)
@@ -268,7 +267,7 @@ class ShardEdges(EdgeTask):
         else:
             sampler, how = self.around_part(part, self._is_own(part)), self.home.running.options_of_sources
             source = GraphSource(shown, sampler, **how)
-        return Learning(source, deal(seeds))
+        return Learning(source, Deal(seeds, num_batches, seed))
 
     def _own(self) -> Tensor:
         """Return the positions of what this rank learns: in the whole graph, or without ``Fetch()`` in its part."""
