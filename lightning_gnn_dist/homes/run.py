@@ -113,12 +113,7 @@ class RunContext:
 
     def at_rest(self) -> RunContext:
         """Return it as it is outside of a run."""
-        return RunContext(
-            self.settings,
-            bytes_of_evaluation=self.bytes_of_evaluation,
-            hosts=self.hosts,
-            agreed_seed=self.agreed_seed,
-        )
+        return replace(self, trainer=None, rank=0, num_ranks=1, stage=None, device=CPU, dtype=None)
 
     @property
     def module(self) -> LightningModule | None:
