@@ -68,26 +68,20 @@ class Sizes:
     Args:
         edges: Of edges, of what they carry, and of narrow arrays of nodes.
         widths: Of a row of the wide arrays of each node type.
-        counts: How many nodes each type has.
+        rows: Of all rows of wide arrays.
     """
 
     edges: int
     widths: tuple[int, ...]
-    counts: tuple[int, ...]
+    rows: int
 
     @classmethod
     def of(cls, graph: Graph) -> Sizes:
         """Measure a graph."""
         types = graph.types
         widths = tuple(bytes_per_row(placed_by_row(types.node_arrays[kind])) for kind in types.node_types)
-        counts = tuple(types.num_nodes[kind] for kind in types.node_types)
-        rows = sum(width * count for width, count in zip(widths, counts, strict=True))
-        return cls(graph.num_bytes - rows, widths, counts)
-
-    @property
-    def rows(self) -> int:
-        """Bytes of all rows of wide arrays."""
-        return sum(width * count for width, count in zip(self.widths, self.counts, strict=True))
+        rows = sum(width * types.num_nodes[kind] for width, kind in zip(widths, types.node_types, strict=True))
+        return cls(graph.num_bytes - rows, widths, rows)
 
 
 @dataclass(frozen=True)

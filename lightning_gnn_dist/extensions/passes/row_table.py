@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,17 +30,10 @@ from lightning_gnn_dist.graph.storage.row_file import RowFile, make
 from lightning_gnn_dist.layers.layer_pass import Ids, LayerRows, Way, places_in
 from lightning_gnn_dist.wire.channel import Channel
 
-What = TypeVar("What")
 Arrived = tuple[Tensor, Tensor]  # nodes, or places, and their rows in RAM
 
 
-class _Launched(NamedTuple, Generic[What]):
-    what: What
-    num_bytes: int
-    event: torch.cuda.Event
-
-
-class UnderWay(Generic[What]):
+class UnderWay:
     """What the host has launched on a device and has not waited for, the oldest first.
 
     Args:
@@ -49,33 +42,30 @@ class UnderWay(Generic[What]):
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes, self._bytes = most_bytes, 0
-        self._launched = deque[_Launched[What]]()
+        self._launched = deque[tuple[Any, int, torch.cuda.Event]]()
 
-    def add(self, what: What, num_bytes: int, event: torch.cuda.Event) -> None:
+    def add(self, what: Any, num_bytes: int, event: torch.cuda.Event) -> None:
         """Note what has been launched before the event."""
-        self._launched.append(_Launched(what, num_bytes, event))
+        self._launched.append((what, num_bytes, event))
         self._bytes += num_bytes
 
-    def done(self) -> Iterator[What]:
+    def done(self) -> Iterator[Any]:
         """Yield what is done; wait as long as the rest takes too many bytes."""
         while self._launched:
-            if not self._launched[0].event.query():
+            what, num_bytes, event = self._launched[0]
+            if not event.query():
                 if self._bytes <= self._most_bytes:
                     return
-                self._launched[0].event.synchronize()
-            yield self._taken()
+                event.synchronize()
+            self._launched.popleft()
+            self._bytes -= num_bytes
+            yield what
 
-    def rest(self) -> Iterator[What]:
+    def rest(self) -> Iterator[Any]:
         """Wait for all, once, and yield it."""
         if self._launched:
-            self._launched[-1].event.synchronize()
-        while self._launched:
-            yield self._taken()
-
-    def _taken(self) -> What:
-        what, num_bytes, _ = self._launched.popleft()
-        self._bytes -= num_bytes
-        return what
+            self._launched[-1][2].synchronize()
+        yield from self.done()
 
 
 class WayAndBack(Way):
@@ -90,7 +80,7 @@ class WayAndBack(Way):
     def __init__(self, device: torch.device, dtype: torch.dtype | None = None, most_bytes: int = 0) -> None:
         super().__init__(device, dtype)
         self._most_bytes, self._stream = most_bytes, stream_to(device)
-        self._sent = UnderWay[None](most_bytes)
+        self._sent = UnderWay(most_bytes)
         self.pool = None if self._stream is None else self._stream.pool
 
     def batch(self, batch: Any) -> Any:
@@ -115,15 +105,8 @@ def _stream_back(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-class WayBack:
-    """Brings rows back to RAM, in the order in which they were computed.
-
-    Args:
-        most_bytes: Bytes that may be under way before the host waits.
-    """
-
-    def __init__(self, most_bytes: int) -> None:
-        self._under_way = UnderWay[Arrived](most_bytes)
+class WayBack(UnderWay):
+    """Brings rows back to RAM, in the order in which they were computed."""
 
     def send(self, nodes: Tensor, rows: Tensor) -> Iterator[Arrived]:
         """Begin to bring rows back; yield nodes and rows that are in RAM by now."""
@@ -136,12 +119,8 @@ class WayBack:
         with torch.cuda.stream(beside):
             found = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
             found.copy_(rows, non_blocking=True)
-            self._under_way.add((nodes, found), rows.nbytes, beside.record_event())
-        yield from self._under_way.done()
-
-    def rest(self) -> Iterator[Arrived]:
-        """Wait for what is still under way, and yield it."""
-        return self._under_way.rest()
+            self.add((nodes, found), rows.nbytes, beside.record_event())
+        yield from self.done()
 
 
 IN_RAM = WayAndBack(torch.device("cpu"))

@@ -32,7 +32,7 @@ _STEPS = 255
 BYTES_OF_RANGE = 8  # two float32
 _TINY = np.finfo(np.float32).tiny
 _INFINITE = 0x7F800000  # the exponent of infinities and NaN
-_NAN = np.int32(0x7FC0)  # of a bfloat16
+_NAN = 0x7FC0  # of a bfloat16
 
 
 class Codec:
@@ -67,9 +67,10 @@ class Codec:
                 _to_steps(flat.numpy(), drawn.numpy(), packed.numpy(), away.numpy())
             return packed
         below = torch.randint(1 << 16, flat.shape, generator=chance, dtype=torch.int32)
-        halves = torch.empty(flat.shape, dtype=torch.int16)
-        _to_halves(flat.view(torch.int32).view(-1).numpy(), below.view(-1).numpy(), halves.view(-1).numpy())
-        packed = halves.view(torch.uint8)
+        bits = flat.view(torch.int32)
+        below[(bits & _INFINITE) == _INFINITE] = 0  # infinities and NaN have no next number, and stay
+        # The greatest finite numbers may become infinite, as in torch.
+        packed = ((bits + below) >> 16).to(torch.int16).masked_fill_(flat.isnan(), _NAN).view(torch.uint8)
         if lost is not None:
             lost.copy_((flat - self.unpack(packed, flat)).nan_to_num_(0.0, 0.0, 0.0))
         return packed
@@ -141,26 +142,6 @@ def _from_steps(packed: Any, rows: Any) -> None:
         least, step = ends[0], ends[1]
         for j in range(width):
             rows[i, j] = np.float32(packed[i, j]) * step + least
-
-
-@numba.njit(cache=True, nogil=True)
-def _to_halves(bits: Any, below: Any, halves: Any) -> None:
-    """Write the upper halves of numbers to which a random number below one step is added.
-
-    Infinities and NaN have no next number, and stay. The greatest finite numbers may become infinite, as in torch.
-
-    Args:
-        bits: The bits of float32 numbers, int32, shape ``(n,)``.
-        below: Numbers from 0 to 65,535, int32.
-        halves: int16.
-    """
-    for i in range(bits.shape[0]):
-        if (bits[i] & _INFINITE) != _INFINITE:
-            halves[i] = np.int16((bits[i] + below[i]) >> 16)
-        elif bits[i] & 0x7FFFFF:
-            halves[i] = _NAN
-        else:
-            halves[i] = np.int16(bits[i] >> 16)
 
 
 ROW = 256  # numbers that share one range
