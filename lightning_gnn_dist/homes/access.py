@@ -21,8 +21,7 @@ from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import Judged
 from lightning_gnn_dist.layers.layered_loader import ReadyRows
-from lightning_gnn_dist.layers.model_layers import ModelLayers
-from lightning_gnn_dist.layers.through_layers import Layer
+from lightning_gnn_dist.layers.through_layers import Layer, ModelLayers
 from lightning_gnn_dist.names import EXTENSIONS, extension
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.sampling.base import Sampler

@@ -30,8 +30,7 @@ from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.choice import Counter, Judged, seeds_at_once
 from lightning_gnn_dist.layers.layer_pass import LayerPass, pass_over
 from lightning_gnn_dist.layers.layered_loader import ReadyRows
-from lightning_gnn_dist.layers.model_layers import ModelLayers
-from lightning_gnn_dist.layers.through_layers import Layer, has_layers, whole_graph_arrays
+from lightning_gnn_dist.layers.through_layers import Layer, ModelLayers, has_layers, whole_graph_arrays
 from lightning_gnn_dist.names import extension, offered
 from lightning_gnn_dist.partition.base import Cut, Partition
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime

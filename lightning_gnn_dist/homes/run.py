@@ -19,7 +19,7 @@ from lightning_gnn_dist.homes.settings import LEAST_BYTES, BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.exactness import hops_of_evaluation
 from lightning_gnn_dist.layers.layer_pass import Work
-from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_as_they_are
+from lightning_gnn_dist.layers.through_layers import ModelLayers, layers_as_they_are
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.wire.channel import CPU
 from lightning_gnn_dist.wire.collectives import check_group, gather_numbers

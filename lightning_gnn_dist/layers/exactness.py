@@ -42,8 +42,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.joint import RowsOfRanks
 from lightning_gnn_dist.layers.choice import Judged, Neighbourhoods
 from lightning_gnn_dist.layers.layered_loader import for_layers
-from lightning_gnn_dist.layers.model_layers import is_compiled, is_in_training, is_watched
-from lightning_gnn_dist.layers.through_layers import has_layers
+from lightning_gnn_dist.layers.through_layers import has_layers, is_compiled, is_in_training, is_watched
 from lightning_gnn_dist.sampling.base import Sampler
 
 log = logging.getLogger(__name__)

@@ -28,8 +28,14 @@ from lightning_gnn_dist.graph.graph import Graph, with_arrays, with_arrays_of_ty
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of, starts_of
 from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.layers.choice import EDGES_OF_A_NODE, Neighbourhoods, widest_row
-from lightning_gnn_dist.layers.model_layers import ModelLayers
-from lightning_gnn_dist.layers.through_layers import BYTES_OF_AN_EDGE, COPIES, Layer, rows_of_types, whole_graph_arrays
+from lightning_gnn_dist.layers.through_layers import (
+    BYTES_OF_AN_EDGE,
+    COPIES,
+    Layer,
+    ModelLayers,
+    rows_of_types,
+    whole_graph_arrays,
+)
 from lightning_gnn_dist.names import offered
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.channel import Channel

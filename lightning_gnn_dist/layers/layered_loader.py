@@ -18,7 +18,7 @@ from lightning_gnn_dist.batches.seed_batch import Neighbourhood, SeedsOnly
 from lightning_gnn_dist.engine.apart import in_types
 from lightning_gnn_dist.layers.choice import Judged
 from lightning_gnn_dist.layers.layer_pass import GraphNodes, LayerPass, LayerRows, by_type
-from lightning_gnn_dist.layers.model_layers import ModelLayers, ModelState, is_in_training, layers_of_model
+from lightning_gnn_dist.layers.through_layers import ModelLayers, ModelState, is_in_training, layers_of_model
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 
 log = logging.getLogger(__name__)

@@ -43,8 +43,7 @@ from lightning_gnn_dist.graph.user_ids import Columns, Ids, ids_for, named
 from lightning_gnn_dist.homes.run import BUDGET_BYTES, type_of_model
 from lightning_gnn_dist.layers.choice import share_of
 from lightning_gnn_dist.layers.layer_pass import LayerNodes, Work, by_type, ids_of
-from lightning_gnn_dist.layers.model_layers import ModelLayers, layers_of_model
-from lightning_gnn_dist.layers.through_layers import COPIES, has_layers, layers_in
+from lightning_gnn_dist.layers.through_layers import COPIES, ModelLayers, has_layers, layers_in, layers_of_model
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Channel, open_channel

@@ -37,8 +37,7 @@ from lightning_gnn_dist.layers.layer_pass import (
     ids_of,
     takes_many_pages,
 )
-from lightning_gnn_dist.layers.model_layers import ModelLayers
-from lightning_gnn_dist.layers.through_layers import Layer, whole_graph_arrays
+from lightning_gnn_dist.layers.through_layers import Layer, ModelLayers, whole_graph_arrays
 from lightning_gnn_dist.wire.channel import Channel
 from lightning_gnn_dist.wire.memory import free_on, held_bytes, peak_bytes, reset_peak
 

@@ -15,8 +15,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, edge_positions
 from lightning_gnn_dist.homes.access import Owners
 from lightning_gnn_dist.layers.layer_pass import GraphNodes, Ids, ids_of
-from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
-from lightning_gnn_dist.layers.through_layers import has_layers
+from lightning_gnn_dist.layers.through_layers import has_layers, norm_of_all_rows
 from lightning_gnn_dist.sampling.block import Block
 
 Run: TypeAlias = Callable[["RunsLayers", Sequence[Callable[[Any], Any]]], Any]

@@ -41,8 +41,7 @@ from lightning_gnn_dist.graph.user_ids import NodeColumns, columns_for
 from lightning_gnn_dist.homes.run import BUDGET_BYTES, type_of_model
 from lightning_gnn_dist.homes.settings import LEAST_BYTES
 from lightning_gnn_dist.layers.layer_pass import Ids, Work, agreed_forms, by_type, ids_of
-from lightning_gnn_dist.layers.model_layers import ModelLayers, norm_of_all_rows
-from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in
+from lightning_gnn_dist.layers.through_layers import Layer, ModelLayers, has_layers, layers_in, norm_of_all_rows
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import CPU, Channel, open_channel

@@ -34,8 +34,7 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.seed_batch import Neighbourhood, Promise
 from lightning_gnn_dist.checks import check_instance, check_word, shown
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
-from lightning_gnn_dist.layers.model_layers import ModelLayers, is_compiled, is_watched
-from lightning_gnn_dist.layers.through_layers import Layer
+from lightning_gnn_dist.layers.through_layers import Layer, ModelLayers, is_compiled, is_watched
 from lightning_gnn_dist.sampling.block import Block
 
 _DEGREE, _LOOPS = "gcn_degree", "_loops"

@@ -24,8 +24,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.homes.run import type_of_model
 from lightning_gnn_dist.layers.layered_loader import for_layers
-from lightning_gnn_dist.layers.model_layers import norm_of_all_rows
-from lightning_gnn_dist.layers.through_layers import has_layers, layers_in, needs_whole_graph
+from lightning_gnn_dist.layers.through_layers import has_layers, layers_in, needs_whole_graph, norm_of_all_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 

@@ -35,8 +35,7 @@ from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import Judged, bytes_of_batch, widest_row
 from lightning_gnn_dist.layers.layered_loader import ReadyRows
-from lightning_gnn_dist.layers.model_layers import ModelLayers
-from lightning_gnn_dist.layers.through_layers import Layer, whole_graph_arrays
+from lightning_gnn_dist.layers.through_layers import Layer, ModelLayers, whole_graph_arrays
 from lightning_gnn_dist.partition.base import Partition, learned_from
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
