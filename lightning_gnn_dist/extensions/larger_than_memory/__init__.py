@@ -14,4 +14,6 @@ device_sampler.py  draws batches on a device, hop by hop, in one graph of a bulk
 chunks.py          which chunks are held, and when; where each begins in a saved graph, and what reads some
 reorder.py         writes a graph chunk by chunk
 memory.py          whether hosts have the memory of a fit, and the ways out where they have not
+
+It needs ``asking``, by whose turns rows of several types are read together.
 """

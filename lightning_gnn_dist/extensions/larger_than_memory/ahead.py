@@ -47,11 +47,11 @@ from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.engine.intrinsics import LINE, copy_bytes, prefetch
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.sample import Apart, BatchKey, Sample, of_one_type
+from lightning_gnn_dist.extensions.asking.turns import Inquiry, Steps, take_turn, together
 from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.graph.storage.mapped import DO_NOT_NEED, libc
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 from lightning_gnn_dist.homes.settings import Loading
-from lightning_gnn_dist.sampling.turns import Inquiry, Steps, take_turn, together
 
 Arrays = dict[str, Tensor]
 _MOST = (1 << 32) - 1  # edges that are counted

@@ -30,6 +30,7 @@ from lightning_gnn_dist.batches.source import Finish, stream_to
 from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.engine.apart import places_of, take_apart
 from lightning_gnn_dist.engine.sample import Apart, Sample
+from lightning_gnn_dist.extensions.asking.turns import Steps, at_once
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource, Arrays, RowCache, Table, Tables
 from lightning_gnn_dist.extensions.larger_than_memory.placement import LEAST_WIDTH, wide_arrays
 from lightning_gnn_dist.graph.graph import Graph
@@ -40,7 +41,6 @@ from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.run import Host
 from lightning_gnn_dist.homes.settings import BatchSettings, Loading
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
-from lightning_gnn_dist.sampling.turns import Steps, at_once
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 Bytes = npt.NDArray[Any]

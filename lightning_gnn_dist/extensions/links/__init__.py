@@ -9,5 +9,5 @@ link_sampler.py     a ``Sampler`` that draws around both ends of targets; negati
 ranking.py          metrics of ranks among false edges; the best receivers of some senders, and a head that recommends
 best_links.py       those of nodes, which ranks find together
 
-It needs ``temporal``, by whose times edges are split. Links in shards stand with these.
+It needs ``temporal``, by whose times edges are split, and ``asking``. Links in shards stand with these.
 """

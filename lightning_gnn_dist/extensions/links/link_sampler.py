@@ -19,13 +19,13 @@ from torch import Tensor
 from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.engine.rng import draw_bits, key
 from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample
+from lightning_gnn_dist.extensions.asking.turns import Steps, answered, at_once
 from lightning_gnn_dist.extensions.links.negatives import Candidates, Moments, draw_receivers
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, sample_at
 from lightning_gnn_dist.extensions.temporal.times import as_integers, time_order
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.turns import Steps, answered, at_once
 
 # They take the place of the hop in a key, so that these draws and those of a sampler never share one.
 FALSE_ENDS, DIRECTION = -1, -2

@@ -6,6 +6,6 @@ question.py         what may be asked, and how much of it, ``Limits``
 answering.py        rows of the nodes that are asked for, by one call of the model
 extended_graph.py   a graph with the new nodes and edges of requests, which nobody else sees
 
-It draws from rows that have owners as shards have, by time too, and so needs the folders ``shards``,
+It draws from rows that have owners as shards have, by time too, and so needs the folders ``shards``, ``asking``,
 ``larger_than_memory`` and ``temporal``.
 """

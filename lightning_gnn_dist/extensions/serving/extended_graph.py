@@ -22,6 +22,7 @@ from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.pool import BufferPool, Widen
 from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, graph_is_damaged
+from lightning_gnn_dist.extensions.asking.turns import answered, at_once
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import RowCache, Table, Tables
 from lightning_gnn_dist.extensions.serving.question import Arrays, Question, served
 from lightning_gnn_dist.extensions.shards.questions import (
@@ -49,7 +50,6 @@ from lightning_gnn_dist.graph.rows import Lookup, edge_positions, starts_of, tak
 from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.turns import answered, at_once
 
 ServedSampler = NeighborSampler | TemporalSampler
 KEY = BatchKey(0, 0, 0)  # all answers draw by it, so that they are the same every time

@@ -27,13 +27,13 @@ from lightning_gnn_dist.engine.rng import first_words, typed_keys
 from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, edge_types_of, graph_is_damaged
 from lightning_gnn_dist.engine.weighted import Rule, edge_weights, weights_of
 from lightning_gnn_dist.extensions.asking.asking import Asking
+from lightning_gnn_dist.extensions.asking.turns import Steps
 from lightning_gnn_dist.extensions.links.negatives import Moments, has_edges
 from lightning_gnn_dist.extensions.temporal.row_draws import NO_ORDER, Drawn, GrowingBatch, RowRequest, draw_from_rows
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, seen_by
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
-from lightning_gnn_dist.sampling.turns import Steps
 
 _U = np.uint64
 

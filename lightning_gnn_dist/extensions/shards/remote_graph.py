@@ -31,6 +31,7 @@ from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, refuse_repeated
 from lightning_gnn_dist.engine.weighted import NONE
 from lightning_gnn_dist.extensions.asking.asking import Asking
+from lightning_gnn_dist.extensions.asking.turns import Result, Steps, answered
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource, Arrays, RowCache, Table, Tables
 from lightning_gnn_dist.extensions.links.link_sampler import FALSE_ENDS, FalseEnds, Home, LinkSampler
 from lightning_gnn_dist.extensions.links.negatives import RANDOM_TRIES, tried_places
@@ -64,7 +65,6 @@ from lightning_gnn_dist.homes.settings import Loading
 from lightning_gnn_dist.sampling.base import Sampler, check_seeds
 from lightning_gnn_dist.sampling.layer_wise import LadiesSampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-from lightning_gnn_dist.sampling.turns import Result, Steps, answered
 from lightning_gnn_dist.wire.channel import Channel
 
 BYTES_OF_A_ROUND = 1 << 26  # of rows of other ranks that are asked for at once

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lightning_gnn_dist.sampling.turns import Inquiry, Steps, answered, at_once, take_turn, together
+from lightning_gnn_dist.extensions.asking.turns import Inquiry, Steps, answered, at_once, take_turn, together
 
 
 def adding(*numbers: int) -> Steps[int]:
