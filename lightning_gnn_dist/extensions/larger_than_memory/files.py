@@ -15,7 +15,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from typing import Any, Self
 
@@ -29,13 +29,14 @@ from torch import Tensor
 from lightning_gnn_dist.batches.source import Finish, stream_to
 from lightning_gnn_dist.checks import in_bytes
 from lightning_gnn_dist.engine.apart import places_of, take_apart
+from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.engine.sample import Apart, Sample
 from lightning_gnn_dist.extensions.asking.turns import Steps, at_once
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import AheadSource, Arrays, RowCache, Table, Tables
 from lightning_gnn_dist.extensions.larger_than_memory.placement import LEAST_WIDTH, wide_arrays
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of
-from lightning_gnn_dist.graph.storage.mapped import Map, all_maps, file_of, libc
+from lightning_gnn_dist.graph.storage.mapped import Map, all_maps, file_of
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.run import Host
@@ -98,7 +99,8 @@ class MergedReads:
         """Read some requests."""
         scratch = np.empty(REQUEST_BYTES + self._width + 3 * BLOCK_BYTES, np.uint8)
         scratch = scratch[-scratch.ctypes.data % BLOCK_BYTES :]
-        failed = _reader()(self._file, self._offset, self._width, rows, starts, out, scratch)
+        where = self._file, self._offset, self._width
+        failed = _read_rows(*where, rows, starts, out, scratch, scratch.ctypes.data)
         if failed >= 0:
             raise OSError(f"Row {int(rows[failed])} of {self._name} cannot be read: was the file changed?")
 
@@ -128,30 +130,30 @@ def _requests(rows: Tensor, width: int) -> Tensor:
     return torch.cat([is_first.nonzero().view(-1), torch.tensor([len(rows)])])
 
 
-@cache
-def _reader() -> Any:
-    """Return a compiled function that reads requests by ``pread``: the place of a row that it cannot read, or -1."""
-    pread = libc().pread
+# The system's own, by its name: numba keeps on disk what calls it so.
+_OF_PREAD: Any = numba.int64(numba.int32, numba.int64, numba.int64, numba.int64)
+_pread: Any = numba.types.ExternalFunction("pread", _OF_PREAD)
 
-    @numba.njit(nogil=True)
-    def read(file: int, offset: int, width: int, rows: Bytes, starts: Bytes, out: Bytes, scratch: Bytes) -> int:
-        for request in range(len(starts) - 1):
-            first, last = starts[request], starts[request + 1] - 1
-            start, end = offset + rows[first] * width, offset + (rows[last] + 1) * width
-            block, got = start // BLOCK_BYTES * BLOCK_BYTES, 0
-            while block + got < end:
-                got = got // BLOCK_BYTES * BLOCK_BYTES
-                to = np.int64(scratch.ctypes.data) + got
-                more = pread(file, to, -(-(end - block - got) // BLOCK_BYTES) * BLOCK_BYTES, block + got)
-                if more < min(BLOCK_BYTES, end - block - got):
-                    return int(first)
-                got += more
-            for i in range(first, last + 1):
-                row = start - block + (rows[i] - rows[first]) * width
-                out[i * width : (i + 1) * width] = scratch[row : row + width]
-        return -1
 
-    return read
+@compiled
+def _read_rows(
+    file: int, offset: int, width: int, rows: Bytes, starts: Bytes, out: Bytes, scratch: Bytes, to: int
+) -> int:
+    """Read requests into ``scratch``, which lies at ``to``, and copy their rows; a row that it cannot read, or -1."""
+    for request in range(len(starts) - 1):
+        first, last = starts[request], starts[request + 1] - 1
+        start, end = offset + rows[first] * width, offset + (rows[last] + 1) * width
+        block, got = start // BLOCK_BYTES * BLOCK_BYTES, 0
+        while block + got < end:
+            got = got // BLOCK_BYTES * BLOCK_BYTES
+            more = _pread(file, to + got, -(-(end - block - got) // BLOCK_BYTES) * BLOCK_BYTES, block + got)
+            if more < min(BLOCK_BYTES, end - block - got):
+                return int(first)
+            got += more
+        for i in range(first, last + 1):
+            row = start - block + (rows[i] - rows[first]) * width
+            out[i * width : (i + 1) * width] = scratch[row : row + width]
+    return -1
 
 
 _OF_CACHE = 8  # an evaluation takes half of what is free at most; the rest is for rows read ahead, and pages of edges
