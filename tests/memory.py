@@ -34,10 +34,10 @@ def give_back_at_once() -> None:
     much again as the process needs, another number in every run.
     """
     assert ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16) == 1
-    _compile_reader()
+    compile_reader()
 
 
-def _compile_reader() -> None:
+def compile_reader() -> None:
     """Compile what reads rows of files, as each process does: the compiler's own pages are 26 MB, and no test's."""
     with TemporaryDirectory() as folder:
         np.save(file := Path(folder, "rows.npy"), np.zeros((4, 2)))

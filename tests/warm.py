@@ -1,8 +1,8 @@
 """Imported by the server that ranks are forked from: what each of them would load anew is loaded once.
 
-That is all that the package exports, compiled kernels, the code that torch_geometric writes for a layer, and what
-Lightning finds out in its first fit. All but the first are found in a thread that ends here, so that no rank inherits
-the scratch memory of another's samples.
+That is all that the package exports, compiled kernels and those that each process compiles anew, the code that
+torch_geometric writes for a layer, and what Lightning finds out in its first fit. All but the first are found in a
+thread that ends here, so that no rank inherits the scratch memory of another's samples.
 """
 
 import gc
@@ -21,6 +21,7 @@ from lightning_gnn_dist.graph.storage.mapped import all_maps, libc
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.partition_report import PartitionReport
 from tests.extensions import brought
+from tests.memory import compile_reader
 from tests.ranks import quieten
 from tests.sage import SAGE
 
@@ -90,7 +91,7 @@ def gather_into_large_pages() -> None:
 for name in lgd.__all__:  # type: ignore[attr-defined]
     getattr(lgd, name)
 quieten()
-work = (write_code_of_layers, train_on_a_part, make_batches_of_all_kinds, *([fit] if TRAINS else []))
+work = (compile_reader, write_code_of_layers, train_on_a_part, make_batches_of_all_kinds, *([fit] if TRAINS else []))
 with ThreadPoolExecutor(1) as thread:
     for each in work:
         thread.submit(each).result()
