@@ -31,12 +31,12 @@ from lightning_gnn_dist.extensions.links.edges import LinkEnds, ends_of
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
 from lightning_gnn_dist.extensions.links.ranking import BestLinks
 from lightning_gnn_dist.extensions.passes.layer_pass import bytes_there
-from lightning_gnn_dist.extensions.passes.prediction import check_budget, check_options, pass_over_all, predict_once
+from lightning_gnn_dist.extensions.passes.prediction import check_pass, pass_over_all, predict_once
 from lightning_gnn_dist.extensions.passes.row_table import RowTable
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, degrees_of, row_pieces
-from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, check_no_file, check_rows_file
+from lightning_gnn_dist.graph.storage.parquet_rows import TABLES
 from lightning_gnn_dist.graph.storage.store import holds_shards
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeRanges, have_names
 from lightning_gnn_dist.graph.user_ids import Columns, Ids, ids_for, named
@@ -99,17 +99,11 @@ def best_links(
         ids_of: For a table, the prepared graph whose ids nodes have: the one that was split. Default: the graph.
         options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
-    check_budget(budget_bytes)
-    check_options("best_links", options)
-    checks.check_true_or_false(overwrite=overwrite)
+    file, named_by = check_pass(best_links, trainer, model, path, budget_bytes, ids_of, options, overwrite)
     checks.check_at_least(1, k=k)
     checks.check_choice("score", score, Score)
     links = _links_of(split, leave_out)
-    _check_run(trainer, model, links.types)
-    file = None if path is None else check_rows_file("path", path)
-    named_by = check_ids_of(file, ids_of)
-    if file is not None:
-        check_no_file(file, overwrite=overwrite)
+    _check_run(model, links.types)
     count = len(links.ends.senders)
     ids = torch.arange(count) if senders is None else distinct_ids("senders", senders, count)
     search = LinkSearch(model, links, ids, int(k), score, file, budget_bytes, type_of_model(trainer), named_by)
@@ -117,10 +111,8 @@ def best_links(
     return search.found
 
 
-def _check_run(trainer: Trainer, model: LightningModule, types: TypeRanges) -> None:
+def _check_run(model: LightningModule, types: TypeRanges) -> None:
     """Refuse a model whose rows of all nodes cannot be computed."""
-    check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
-    check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
     if has_layers(model):
         layers_in(model)  # refuses those that cannot be computed one by one
     elif layers_of_model(model) is None:

@@ -91,15 +91,13 @@ def predict_by_layer(
             this graph.
         options: Passed to ``trainer.predict``: ``ckpt_path``, ``weights_only``.
     """
-    path = None if path is None else check_rows_file("path", path)
-    named_by = check_ids_of(path, ids_of)
-    where = _graph_or_shards(graph, seed_type)
-    check_true_or_false(overwrite=overwrite)
-    check_options("predict_by_layer", options)
     if on_rows is not None:
         check_callable("on_rows", on_rows, "a function of a batch and its rows, such as lambda batch, rows: ...", 0, 0)
-    _check(trainer, model, budget_bytes)
-    _check_path(path, on_rows, overwrite=overwrite)
+    elif path is None:
+        raise ValueError("path=None keeps nothing: name a file. Only with on_rows can it be left out.")
+    path, named_by = check_pass(predict_by_layer, trainer, model, path, budget_bytes, ids_of, options, overwrite)
+    where = _graph_or_shards(graph, seed_type)
+    _check(trainer, model)
     budget = BUDGET_BYTES if budget_bytes is None else budget_bytes
     work = Work(CPU, type_of_model(trainer), True, budget, budget_bytes)
     predict_once(trainer, model, Prediction(model, where, path, work, on_rows, seed_type, named_by).step, options)
@@ -265,14 +263,11 @@ def _check_places(n_id: Tensor, num_nodes: int) -> None:
         )
 
 
-def _check(trainer: Trainer, model: LightningModule, budget_bytes: int | None) -> None:
-    check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
-    check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
+def _check(trainer: Trainer, model: LightningModule) -> None:
     if not has_layers(model):
         raise TypeError(
             f"model: {type(model).__name__} has no method layers() that returns one function for each layer."
         )
-    check_budget(budget_bytes)
     if is_limit(trainer.limit_predict_batches):
         raise ValueError(
             f"limit_predict_batches={trainer.limit_predict_batches!r} would leave rows without a prediction: all nodes "
@@ -280,21 +275,33 @@ def _check(trainer: Trainer, model: LightningModule, budget_bytes: int | None) -
         )
 
 
-def check_budget(budget_bytes: int | None) -> None:
-    """Refuse a budget in which no batch has room."""
-    if budget_bytes is not None and (not is_integer(budget_bytes) or not LEAST_BYTES <= budget_bytes <= MAX_INTEGER):
-        raise ValueError(f"budget_bytes must be at least 16 megabytes, 16 << 20, got {shown(budget_bytes)}.")
+def check_pass(
+    function: Callable[..., object],
+    trainer: object,
+    model: object,
+    path: str | Path | None,
+    budget_bytes: int | None,
+    ids_of: str | Path | None,
+    options: dict[str, Any],
+    overwrite: bool,
+) -> tuple[Path | None, Path | None]:
+    """Check what all passes over layers are told alike; return the file, and the graph whose ids nodes have in it.
 
-
-def check_options(function: str, options: dict[str, Any]) -> None:
-    """Refuse options that ``trainer.predict`` does not know, or that are decided here."""
+    Options that ``trainer.predict`` does not know, or that are decided here, are refused, and a budget in which no
+    batch has room.
+    """
+    check_true_or_false(overwrite=overwrite)
     known = inspect.signature(Trainer.predict).parameters.keys() & {"ckpt_path", "weights_only"}
     if unknown := sorted(options.keys() - known):
-        raise TypeError(f"{function}() knows no argument {unknown[0]!r}: beside its own it passes on {sorted(known)}.")
-
-
-def _check_path(path: Path | None, on_rows: OnRows | None, *, overwrite: bool) -> None:
-    if path is None and on_rows is None:
-        raise ValueError("path=None keeps nothing: name a file. Only with on_rows can it be left out.")
-    if path is not None:
-        check_no_file(path, overwrite=overwrite)
+        raise TypeError(
+            f"{function.__name__}() knows no argument {unknown[0]!r}: beside its own it passes on {sorted(known)}."
+        )
+    check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
+    check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
+    if budget_bytes is not None and (not is_integer(budget_bytes) or not LEAST_BYTES <= budget_bytes <= MAX_INTEGER):
+        raise ValueError(f"budget_bytes must be at least 16 megabytes, 16 << 20, got {shown(budget_bytes)}.")
+    file = None if path is None else check_rows_file("path", path)
+    named_by = check_ids_of(file, ids_of)
+    if file is not None:
+        check_no_file(file, overwrite=overwrite)
+    return file, named_by
