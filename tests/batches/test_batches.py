@@ -247,14 +247,7 @@ def close_within_a_bulk(one):
 
 @pytest.mark.parametrize(
     "leave",
-    [
-        drop,
-        fail,
-        close_iterator,
-        close_loader,
-        close_from_another_thread,
-        close_within_a_bulk,
-    ],
+    [drop, fail, close_iterator, close_loader, close_from_another_thread, close_within_a_bulk],
     ids=lambda f: f.__name__,
 )
 def test_no_thread_outlives_its_iterator(leave):

@@ -90,10 +90,7 @@ def test_other_ends_leave_none(tmp_path: Path) -> None:
     assert run_ranks(fail, 2, tmp_path) == [[], []]
 
 
-LAUNCHERS = {
-    "lightning": [],
-    "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"],
-}
+LAUNCHERS = {"lightning": [], "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone"]}
 RUNS = [("lightning", "llcg"), ("torchrun", "local_sgd")]  # the ways to start; every strategy is stopped above
 TOLD = "{class_path: tests.callbacks.test_preemption.Preempt, init_args: {rank: 1, at: 5}}"
 

@@ -21,6 +21,7 @@ from tests.sage import SAGE
 
 MODEL_BYTES = 4 * sum(parameter.numel() for parameter in SAGE(8, 4).parameters())
 Told = tuple[list[dict[str, float]], str]
+ROUNDS = lgd.LocalSGDStrategy(lgd.EverySteps(5))
 
 
 def data_module(**options: Any) -> lgd.PartitionedDataModule:
@@ -51,9 +52,9 @@ def logged(folder: Path, name: str) -> list[float]:
     return [float(row[name]) for row in csv.DictReader(metrics.read_text().splitlines()) if row.get(name)]
 
 
-def fit_in_rounds(rank: int, world_size: int, folder: Path) -> Told:
+def fit_with(rank: int, world_size: int, folder: Path, strategy: Any, options: dict[str, Any]) -> Told:
     report = lgd.RunReport()
-    fit(folder, world_size, lgd.LocalSGDStrategy(lgd.EverySteps(5)), [report])
+    fit(folder, world_size, strategy, [report], **options)
     return report.ranks, report.table
 
 
@@ -64,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def told(folder: Path) -> Told:
-    on_rank_0, elsewhere = run_ranks(fit_in_rounds, 2, folder)
+    on_rank_0, elsewhere = run_ranks(fit_with, 2, folder, ROUNDS, {})
     assert elsewhere == ([], "")
     return on_rank_0
 
@@ -107,27 +108,16 @@ def test_any_logger_hears_of_the_cut_and_the_coverage(folder: Path, told: Told) 
     assert all(len(logged(folder, name)) == 3 for name in ("comm/bytes_sent", "comm/seconds", "data/waited_seconds"))
 
 
-def fit_grappa(rank: int, world_size: int, folder: Path) -> tuple[list[dict[str, float]], int]:
-    report = lgd.RunReport()
-    trainer = fit(folder, world_size, lgd.GrappaStrategy(), [report], check_val_every_n_epoch=2)
-    return report.ranks, trainer.global_step
-
-
 def test_gradients_are_counted_too(tmp_path: Path) -> None:
-    (ranks, steps), _ = run_ranks(fit_grappa, 2, tmp_path)
-    sent = 2 * steps * (MODEL_BYTES + 5 * 8) + 2 * MODEL_BYTES  # of the start, which settles DDP's buckets
+    (ranks, _), _ = run_ranks(fit_with, 2, tmp_path, lgd.GrappaStrategy(), {"check_val_every_n_epoch": 2})
+    # Of each step, and of the start, which settles DDP's buckets.
+    sent = 2 * ranks[0]["batches"] * (MODEL_BYTES + 5 * 8) + 2 * MODEL_BYTES
     # And what ranks compare at the start, and at an epoch's end.
     assert sent <= sum(rank["bytes_sent"] for rank in ranks) <= sent + 800
 
 
-def fit_ddp(rank: int, world_size: int, folder: Path) -> Told:
-    report = lgd.RunReport()
-    fit(folder, world_size, "ddp", [report])
-    return report.ranks, report.table
-
-
 def test_what_another_strategy_sends_is_not_known(tmp_path: Path) -> None:
-    (ranks, table), _ = run_ranks(fit_ddp, 2, tmp_path)
+    (ranks, table), _ = run_ranks(fit_with, 2, tmp_path, "ddp", {})
     assert not {"bytes_sent", "meeting_seconds"} & (ranks[0].keys() | ranks[1].keys())
     assert re.split("  +", table.splitlines()[1]) == ["rank", "batches", "training", "data", "validation"]
     assert len(logged(tmp_path, "partition/cut_ratio")) == 3
@@ -140,14 +130,9 @@ class Sends(SAGE):
         collectives.all_gather_rows(torch.zeros(10))
 
 
-def fit_that_sends(rank: int, world_size: int, folder: Path) -> Told:
-    report, strategy = lgd.RunReport(), lgd.LocalSGDStrategy(lgd.EverySteps(5))
-    fit(folder, world_size, strategy, [report], module=Sends(8, 4), max_epochs=2, num_sanity_val_steps=1)
-    return report.ranks, report.table
-
-
 def test_bytes_of_validations_are_told_apart(tmp_path: Path) -> None:
-    (ranks, table), _ = run_ranks(fit_that_sends, 2, tmp_path)
+    options = {"module": Sends(8, 4), "max_epochs": 2, "num_sanity_val_steps": 1}
+    (ranks, table), _ = run_ranks(fit_with, 2, tmp_path, ROUNDS, options)
     assert [rank["validation_bytes"] for rank in ranks] == [120.0] * 2  # that before the first round is one of three
     assert "in validation" in table
 
@@ -177,7 +162,7 @@ class Fate(Callback):
 def meet_fate(rank: int, world_size: int, folder: Path, fate: Fate) -> Told:
     report = lgd.RunReport()
     try:
-        fit(folder, world_size, lgd.LocalSGDStrategy(lgd.EverySteps(5)), [report, fate])
+        fit(folder, world_size, ROUNDS, [report, fate])
     except SystemExit:  # Lightning's, after SIGTERM
         return report.ranks, report.table
     raise AssertionError("the fit should not have come to its end")

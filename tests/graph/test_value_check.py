@@ -14,15 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Graph,
-    Isolated,
-    Loading,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    communities,
-)
+from lightning_gnn_dist import Graph, Isolated, Loading, NeighborSampler, Partition, PartitionedDataModule, communities
 from lightning_gnn_dist.graph.graph import sampled_digest
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs, remembered
 from lightning_gnn_dist.graph.value_check import check_arrays, check_labels

@@ -8,11 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import (
-    GPSConv,
-    PairNorm,
-    SAGEConv,
-)
+from torch_geometric.nn import GPSConv, PairNorm, SAGEConv
 
 import lightning_gnn_dist as lgd
 from tests.data_fitting import trainer

@@ -1,7 +1,6 @@
 """Laws of local SGD, on several gloo ranks: what a meeting computes, what it sends, and what is refused."""
 
 import warnings
-from collections import Counter
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -107,28 +106,18 @@ def test_optimizer_moments_are_averaged_when_asked() -> None:
 
 
 def spy(rank: int, world_size: int) -> tuple[list[int], float, int]:
-    calls: Counter[str] = Counter()
-    per_batch = []
-    for name in (
-        "broadcast",
-        "all_reduce",
-        "all_gather",
-        "barrier",
-        "reduce",
-        "all_gather_object",
-        "broadcast_object_list",
-    ):
-        real = getattr(dist, name)
+    calls, per_batch = list[Any](), list[int]()
 
-        def counted(*args: Any, _name: str = name, _real: Any = real, **kwargs: Any) -> Any:
-            calls[_name] += 1
-            return _real(*args, **kwargs)
+    def counted(call: Any) -> Any:
+        return lambda *args, **options: (calls.append(call), call(*args, **options))[1]
 
-        setattr(dist, name, counted)
+    of_tensors = ("broadcast", "all_reduce", "all_gather", "barrier", "reduce")
+    for name in (*of_tensors, "all_gather_object", "broadcast_object_list"):
+        setattr(dist, name, counted(getattr(dist, name)))
 
     class Watch(pl.Callback):
         def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
-            per_batch.append(calls.total())
+            per_batch.append(len(calls))
 
     module = same_start()
     fit(rank, local_sgd(EverySteps(5)), module, devices=world_size, callbacks=[Watch()])
@@ -147,10 +136,6 @@ def test_nothing_is_sent_between_meetings() -> None:
 
 
 # Refusals.
-
-
-def refused(rank: int, world_size: int, options: dict[str, Any]) -> None:
-    fit(rank, local_sgd(EverySteps(2)), Net(batch_norm=True), devices=1, validate=True, **options)
 
 
 @pytest.mark.parametrize(
@@ -173,16 +158,16 @@ def refused(rank: int, world_size: int, options: dict[str, Any]) -> None:
 )
 def test_what_acts_in_mid_round_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        refused(0, 1, options)
+        fit(0, local_sgd(EverySteps(2)), Net(batch_norm=True), devices=1, validate=True, **options)
+
+
+def weigh_plain_loader(rank: int, world_size: int) -> None:
+    fit(rank, local_sgd(weights="nodes"), Net(), devices=world_size)
 
 
 def test_weights_by_nodes_need_a_loader_that_knows_them() -> None:
     with pytest.raises(RankError, match='use weights="uniform"'):
         run_ranks(weigh_plain_loader, 2)
-
-
-def weigh_plain_loader(rank: int, world_size: int) -> None:
-    fit(rank, local_sgd(weights="nodes"), Net(), devices=world_size)
 
 
 # Law 7: a run of local SGD that was stopped at a meeting and resumed ends where the other ends.

@@ -75,10 +75,7 @@ def log(rank: int, world_size: int, strategy: Any) -> dict[str, float]:
 
 @pytest.mark.parametrize(
     "strategy",
-    [
-        TMAStrategy(EveryPass(), weights="steps", **PATIENCE),
-        GrappaStrategy(**PATIENCE),
-    ],
+    [TMAStrategy(EveryPass(), weights="steps", **PATIENCE), GrappaStrategy(**PATIENCE)],
     ids=lambda strategy: strategy.strategy_name,
 )
 def test_a_logged_mean_is_that_of_all_seeds(strategy: Any) -> None:

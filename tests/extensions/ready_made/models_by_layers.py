@@ -31,7 +31,4 @@ class Ready(Model):
 
 
 def made(num_layers: int) -> dict[str, Callable[[], Model]]:
-    return {
-        "PyG GCN": lambda: Ready(GCN, num_layers),
-        "PyG JK": lambda: Ready(GraphSAGE, num_layers, jk="cat"),
-    }
+    return {"PyG GCN": lambda: Ready(GCN, num_layers), "PyG JK": lambda: Ready(GraphSAGE, num_layers, jk="cat")}

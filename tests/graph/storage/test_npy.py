@@ -10,11 +10,7 @@ import torch
 from xxhash import xxh64
 
 from lightning_gnn_dist import Graph, RandomPartitioner
-from lightning_gnn_dist.graph.storage.npy import (
-    NpyFile,
-    checksum_of,
-    save_for_good,
-)
+from lightning_gnn_dist.graph.storage.npy import NpyFile, checksum_of, save_for_good
 from lightning_gnn_dist.partition.cache import cached_partition
 from tests.ranks import run_ranks
 
