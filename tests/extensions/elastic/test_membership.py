@@ -136,5 +136,6 @@ def test_a_rank_that_is_started_again_is_not_taken_for_the_dead_one(tmp_path: Pa
         launcher._end_all()
 
 
+@pytest.mark.slow
 def test_the_launcher_needs_neither_pyg_nor_lightning() -> None:
     assert loaded("import lightning_gnn_dist.extensions.elastic.launcher") & NOT_FOR_GRAPHS == set()

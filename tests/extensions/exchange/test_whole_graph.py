@@ -83,7 +83,9 @@ def exchanged(
 
 
 @pytest.mark.parametrize("accelerator", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize(("num_layers", "place"), [(2, "RAM"), (3, "RAM"), (2, "shards")])
+@pytest.mark.parametrize(
+    ("num_layers", "place"), [pytest.param(2, "RAM", marks=pytest.mark.slow), (3, "RAM"), (2, "shards")]
+)
 def test_an_exchange_is_one_process(num_layers: int, place: str, accelerator: str, tmp_path: Path) -> None:
     where: Any = lgd.Graph.from_pyg(DATA)
     num_ranks = RANKS if place == "RAM" else 2

@@ -258,9 +258,7 @@ def agree(one: Any, other: Any) -> None:
     assert differs(one[2], other[2]) < 1e-12
 
 
-@pytest.mark.parametrize(
-    "world_size", [3, pytest.param(2, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("world_size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))])
 def test_a_fit_is_that_of_rows_that_all_ranks_hold(world_size: int, tmp_path: Path) -> None:
     ranks = run_ranks(graphs, world_size, str(tmp_path))
     for replicated, whole, again in ranks:
