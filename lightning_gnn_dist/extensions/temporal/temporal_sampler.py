@@ -163,7 +163,8 @@ def sample_at(sampler: TemporalSampler, graph: Graph, seeds: Tensor, times: Tens
         keys = first_words(words, ids)  # what a tree draws does not depend on the other trees of its batch
         asked = RowRequest(kinds, nodes, nodes, trees, keys, of_hop, rule, sampler.pick == "latest", *seen, order)
         counts, positions, senders = draw_from_rows(graph, asked)
-        if senders.numel() and not 0 <= int(senders.min()) <= int(senders.max()) < graph.num_nodes:
+        low, high = map(int, senders.aminmax()) if senders.numel() else (0, 0)
+        if low < 0 or high >= graph.num_nodes:
             raise graph_is_damaged(graph)
         batch.join(Drawn(counts, senders, None, positions if has_ids(graph) else None, None))
     sample = batch.sample()
