@@ -93,7 +93,8 @@ def draw_from_rows(graph: Graph, asked: RowRequest) -> tuple[Tensor, Tensor, Ten
     starts = counts.cumsum() - counts
     positions = np.empty(int(counts.sum()), np.int64)
     senders = graph.indices.new_empty(len(positions))
-    _draw(csr, asked, asked.rule.weights, longest, starts, positions, senders.numpy())
+    if not _draw(csr, asked, asked.rule.weights, longest, starts, positions, senders.numpy()):
+        raise graph_is_damaged(graph)
     return torch.from_numpy(counts), torch.from_numpy(positions), senders
 
 
@@ -106,13 +107,8 @@ def _count(csr: Csr, asked: RowRequest, counts: Array) -> Any:
 
     Or return -1, if one is no row of the graph, or has an edge of a type that is none.
     """
-    indptr, num_edges, edge_type, rows, fanouts = (
-        csr.indptr,
-        len(csr.indices),
-        asked.edge_type,
-        asked.rows,
-        asked.fanouts,
-    )
+    indptr, num_edges = csr.indptr, len(csr.indices)
+    edge_type, rows, fanouts = asked.edge_type, asked.rows, asked.fanouts
     groups, times, after, upto = asked.groups, asked.order.times, asked.after, asked.upto
     has_time, replace, longest = asked.order.has_time, asked.rule.replace, ZERO
     for i in range(len(rows)):
@@ -148,8 +144,8 @@ def _count(csr: Csr, asked: RowRequest, counts: Array) -> Any:
 @compiled
 def _draw(
     csr: Csr, asked: RowRequest, weights: Weights | None, longest: int, starts: Array, positions: Array, senders: Array
-) -> None:
-    """Write which edges the rows give, each row's from its place in ``starts`` on.
+) -> Any:
+    """Write which edges the rows give, each row's from its place in ``starts`` on; return whether all are edges.
 
     What stands there is read a block of rows later: it was prefetched when it was drawn.
     """
@@ -157,7 +153,7 @@ def _draw(
     groups, times, after, upto = asked.groups, asked.order.times, asked.after, asked.upto
     has_time, replace, latest, places = asked.order.has_time, asked.rule.replace, asked.latest, asked.order.places
     keys, nodes, count, read = asked.keys, asked.nodes, len(rows), 0
-    aside = None if weights is None else aside_for(weights, longest)
+    aside, is_right = None if weights is None else aside_for(weights, longest), True
     for low in range(0, count + BLOCK, BLOCK):
         if weights is not None:
             for i in range(low + BLOCK, min(low + 2 * BLOCK, count) if len(weights.table) else 0):
@@ -190,11 +186,14 @@ def _draw(
                 out, first = out + number, stop
         for i in range(max(0, low - BLOCK), min(low, count) if len(places) else 0):
             for edge in range(starts[_U(i)], starts[_U(i + 1)] if i + 1 < count else len(positions)):
-                positions[_U(edge)] = indptr[_U(rows[_U(i)])] + places[_U(positions[_U(edge)])]
+                at = indptr[_U(rows[_U(i)])] + places[_U(positions[_U(edge)])]
+                is_right &= at < len(indices)
+                positions[_U(edge)] = min(at, len(indices) - 1)
         stop = starts[_U(low)] if low < count else len(positions)
         for edge in range(read, stop):
             senders[_U(edge)] = indices[_U(positions[_U(edge)])]
         read = stop
+    return is_right
 
 
 @inlined
