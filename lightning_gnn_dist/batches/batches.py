@@ -211,16 +211,22 @@ class Batches:
         begin = self.position - self._done
         self.position = begin + len(self)
         begin = 0 if self._overfits else begin
-        for batch in self.stream(begin + self._done, begin + len(self)):
-            self._done += 1
-            yield batch
+        for piece in self._phases(begin + self._done, begin + len(self)):
+            for batch in self._of_phase(*piece):
+                self._done += 1
+                yield batch
 
     def stream(self, start: int, stop: int | None = None) -> Made:
         """Yield batches from number ``start`` on, up to ``stop`` or without end, whatever ``position`` is."""
+        for piece in self._phases(start, stop):
+            yield from self._of_phase(*piece)
+
+    def _phases(self, start: int, stop: int | None) -> Iterator[tuple[int, int | None]]:
+        """Yield where batches from number ``start`` up to ``stop`` begin and end in each phase; None is without end."""
         while start != stop:
             ends = [end for end in (stop, self.end_of_phase(start)) if end is not None]
-            yield from self._of_phase(start, min(ends, default=None))
-            start = min(ends)  # without an end it does not come here
+            yield start, min(ends, default=None)
+            start = min(ends)  # nobody asks on where there is none
 
     def _of_phase(self, start: int, stop: int | None) -> Made:
         """Yield the batches of one phase from number ``start`` on, up to ``stop``, or without end."""
