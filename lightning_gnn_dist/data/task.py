@@ -196,8 +196,7 @@ class NodeTask(Task):
             check_arrays(part)
             check_labels(part, seeds.here, "train_mask")
         source = self.source_of(part, self.home.running.settings.training_sampler)
-        dealt = Deal(seeds.asked, num_batches, seed, inputs=seeds.places, num_taken=seeds.num_own)
-        return Learning(source, dealt)
+        return Learning(source, Deal(seeds.asked, num_batches, seed, inputs=seeds.places, num_taken=seeds.num_own))
 
     def across(self, sampler: Sampler) -> Sampler:
         return sampler

@@ -16,9 +16,8 @@ _WAY_OUT = "Repair it, or switch this check off by Loading(check_values=False)."
 
 def check_arrays(graph: Graph) -> None:
     """Refuse NaN and infinity in the arrays that models read: one pass over them, in pieces, and none over the same."""
-    types = graph.types
-    read = [arrays.get(name) for arrays in types.node_arrays.values() for name in NODE_ARRAYS]
-    read += [arrays.get(name) for arrays in types.edge_arrays.values() for name in EDGE_ARRAYS]
+    read = [arrays.get(name) for arrays in graph.types.node_arrays.values() for name in NODE_ARRAYS]
+    read += [arrays.get(name) for arrays in graph.types.edge_arrays.values() for name in EDGE_ARRAYS]
     remembered(graph, "checked values", lambda: _check_arrays(graph), read)
 
 
@@ -58,10 +57,9 @@ def check_labels(graph: Graph, nodes: Tensor, mask: str) -> None:
         return  # with several labels per node, a negative one may stand for a missing one
     if bool(bad.any()):
         first = int(bad.nonzero()[0])
-        node = _name(graph, int(nodes[first]))
         raise ValueError(
-            f"y of node {node} is {used[first].tolist()}, {what}, but {mask} marks the node. Leave it out of the "
-            "mask, or switch this check off by Loading(check_values=False)."
+            f"y of node {_name(graph, int(nodes[first]))} is {used[first].tolist()}, {what}, but {mask} marks the "
+            "node. Leave it out of the mask, or switch this check off by Loading(check_values=False)."
         )
 
 

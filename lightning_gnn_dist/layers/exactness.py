@@ -155,7 +155,8 @@ def seen_farther(module: LightningModule, judged: Judged, access: Any, num_batch
     except Exception as error:  # of any kind: what the module does in its own steps may be right
         log.info("Whether %s sees farther than its batches could not be tried: %s", name, error)
         return None
-    if found is None or (num_batches == judged.num_ranks == 1 and _is_all(access.whole, judged)):
+    whole = access.whole if num_batches == judged.num_ranks == 1 else None
+    if found is None or (whole is not None and _is_all(whole, judged)):
         return None  # or all: the batch of the evaluation is the whole graph
     rank_zero_warn(
         f"{name} sees farther than num_hops={num_hops}: with one more hop, outputs of some seeds differ by up to "
@@ -165,10 +166,8 @@ def seen_farther(module: LightningModule, judged: Judged, access: Any, num_batch
     return found
 
 
-def _is_all(graph: Graph | None, judged: Judged) -> bool:
-    """Whether one batch around all that is judged is known to be the whole graph."""
-    if graph is None:
-        return False
+def _is_all(graph: Graph, judged: Judged) -> bool:
+    """Whether one batch around all that is judged is the whole graph."""
     reached = Neighbourhoods(graph, judged.sampler(0).num_hops).of(judged.nodes)
     return (reached.nodes[-1], reached.edges[-1]) == (graph.num_nodes, graph.num_edges)
 
