@@ -165,7 +165,7 @@ class ShardHome(GraphAccess):
         self._part: Graph | None = None
         self.part_ids = torch.empty(0, dtype=torch.int64)  # of its nodes in the whole graph
         # What the rank learns that has most, and all that shards before the own one, and all ranks, can learn.
-        self.most = self.marked_before = self.num_marked = 0
+        self._most = self.marked_before = self.num_marked = 0
         super().__init__(running, boundary, coverage)
 
     # The graph.
@@ -189,6 +189,12 @@ class ShardHome(GraphAccess):
                 'trainer.fit(model, data), or without a trainer, in one process, call setup("fit") first.'
             )
         return self._graph
+
+    @property
+    def most(self) -> int:
+        """What the rank learns that has most."""
+        self.graph()  # refuses, if it is too early
+        return self._most
 
     @property
     def shard(self) -> Shard:
@@ -217,7 +223,7 @@ class ShardHome(GraphAccess):
     def count(self, num_own: int, num_marked: int) -> Tensor:
         """Return what each rank learns, given what this one does and what its shard has to be learned. Collective."""
         counts, num_shards = all_gather_rows(torch.tensor([num_own, num_marked])), self.bounds.num_shards
-        self.most = int(counts[:, 0].max())
+        self._most = int(counts[:, 0].max())
         self.num_marked = int(counts[:num_shards, 1].sum())
         self.marked_before = int(counts[: self.running.rank % num_shards, 1].sum())
         return counts[:, 0]
