@@ -42,6 +42,7 @@ DAMAGED = -2  # and this if a row or a sender lies outside the graph
 
 # numba compiles a function once more for every literal that it is given.
 ZERO: Any = np.int64(0)
+ALL_BITS: Any = np.uint64(2**64 - 1)  # of a node's name, where this is its id
 _U = np.uint64  # with indices of this type, numba leaves out the test for negative ones
 _HASH = _U(0x9E3779B97F4A7C15)
 NOTES = 256  # pieces that may wait to be drawn from
@@ -108,12 +109,12 @@ def place_seeds(seeds: Array, work: Work, table: Table) -> Any:
 
 
 @part
-def open_rows(csr: Csr, begin: int, end: int, work: Work) -> Any:
-    """Find the rows of the frontier; return whether all can be rows."""
+def open_rows(csr: Csr, begin: int, end: int, mask: np.uint64, work: Work) -> Any:
+    """Find the rows of the frontier, whose nodes are these bits of their names; return whether all can be rows."""
     is_damaged: Any = False
     for i in range(begin, end):
-        prefetch(csr.indptr, _U(work.nodes[_U(min(i + ROWS_AHEAD, end - 1))]))
-        node = _U(work.nodes[_U(i)])
+        prefetch(csr.indptr, _U(work.nodes[_U(min(i + ROWS_AHEAD, end - 1))]) & mask)
+        node = _U(work.nodes[_U(i)]) & mask
         first, last = csr.indptr[node], csr.indptr[node + _U(1)]
         is_damaged |= is_no_row(first, last, len(csr.indices))
         work.first[_U(i - begin)] = first
@@ -318,7 +319,7 @@ def expand(
     It has four stages, each a block of rows behind the one before. With too little room for all edges it counts them,
     and finds no more nodes.
     """
-    if not open_rows(csr, begin, end, work):
+    if not open_rows(csr, begin, end, ALL_BITS, work):
         return np.int64(DAMAGED)
     found, blocks, room = end, (end - begin + BLOCK - 1) // BLOCK, len(work.positions) - others
     total = work.starts[_U(begin)]

@@ -193,6 +193,7 @@ def sample_hops(
     weighs: bool = False,
     with_ids: bool | None = None,
     with_kinds: bool = False,
+    num_names: int | None = None,
 ) -> Sample:
     """Sample one batch by ``kernel``, which runs again with more memory if it had too little.
 
@@ -206,14 +207,15 @@ def sample_hops(
         weighs: Whether the kernel gives edges a weight.
         with_ids: Whether the sample has ``edge_ids``. Default: if the graph has edge arrays or types.
         with_kinds: Whether it has ``edge_kinds``.
+        num_names: The kernel calls nodes by names of its own, int64, below this number. Default: by their ids.
     """
     kinds = graph.types.edge_type.numpy().dtype
-    scratch = scratch_of_thread(graph.indices.numpy().dtype, kinds)
+    scratch = scratch_of_thread(graph.indices.numpy().dtype if num_names is None else np.int64, kinds)
     scratch.reserve(seeds.numel())
     num_nodes, num_edges = np.zeros((2, num_hops + 1), np.int64)
     csr = csr_of(graph)
     while True:
-        table = scratch.open_table(graph.num_nodes, tables)
+        table = scratch.open_table(graph.num_nodes if num_names is None else num_names, tables)
         needed = kernel(csr, seeds.numpy(), *settings, scratch.work, table, num_nodes, num_edges)
         if needed <= scratch.capacity:
             break

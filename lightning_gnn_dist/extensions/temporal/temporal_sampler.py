@@ -19,18 +19,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import MAX_INTEGER, is_number, shown
 from lightning_gnn_dist.engine.kernels import Array
-from lightning_gnn_dist.engine.rng import first_words, typed_keys
-from lightning_gnn_dist.engine.sample import (
-    SEED_TIME,
-    BatchKey,
-    Sample,
-    edge_types_of,
-    graph_is_damaged,
-    has_ids,
-    refuse_repeated,
-)
-from lightning_gnn_dist.engine.weighted import Rule
-from lightning_gnn_dist.extensions.temporal.row_draws import Drawn, GrowingBatch, RowRequest, draw_from_rows
+from lightning_gnn_dist.engine.rng import typed_keys
+from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, edge_types_of, refuse_repeated, sample_hops
 from lightning_gnn_dist.extensions.temporal.times import (
     BEFORE_ALL,
     Span,
@@ -44,6 +34,7 @@ from lightning_gnn_dist.extensions.temporal.times import (
     times_of_seeds,
     words_of_types,
 )
+from lightning_gnn_dist.extensions.temporal.trees import TimedDraws, Trees, sample_trees
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 from lightning_gnn_dist.graph.typed.tables import ASKED, NEVER, as_told
@@ -155,20 +146,14 @@ class TemporalSampler:
 
 def sample_at(sampler: TemporalSampler, graph: Graph, seeds: Tensor, times: Tensor, batch_key: BatchKey) -> Sample:
     """A batch around nodes at times of their own; a node may be a seed at several."""
-    fanouts, ids, rule = sampler.of_types(graph.types), seeds.numpy()[:, None], Rule(None, replace=False)
-    seen, order, kinds = seen_by(sampler, times), time_order(graph, sampler.time), edge_types_of(graph.types)
-    batch = GrowingBatch(seeds, graph.num_nodes, bits=max(1, (graph.num_nodes - 1).bit_length()))
-    for words, of_hop in zip(typed_keys(*batch_key, *fanouts.shape), fanouts, strict=True):
-        nodes, trees = (of.numpy() for of in batch.asked)
-        keys = first_words(words, ids)  # what a tree draws does not depend on the other trees of its batch
-        asked = RowRequest(kinds, nodes, nodes, trees, keys, of_hop, rule, sampler.pick == "latest", *seen, order)
-        counts, positions, senders = draw_from_rows(graph, asked)
-        low, high = map(int, senders.aminmax()) if senders.numel() else (0, 0)
-        if low < 0 or high >= graph.num_nodes:
-            raise graph_is_damaged(graph)
-        batch.join(Drawn(counts, senders, None, positions if has_ids(graph) else None, None))
-    sample = batch.sample()
-    return sample._replace(extra={**sample.extra, SEED_TIME: times})
+    bits, fanouts = max(1, (graph.num_nodes - 1).bit_length()), sampler.of_types(graph.types)
+    trees = Trees(seeds.numpy(), *seen_by(sampler, times), bits)
+    keys, order = typed_keys(*batch_key, *fanouts.shape), time_order(graph, sampler.time)
+    draws = TimedDraws(edge_types_of(graph.types), order, fanouts, keys, sampler.pick == "latest")
+    roots, num_names = (torch.arange(seeds.numel()) << bits) + seeds, max(1, seeds.numel()) << bits
+    sample = sample_hops(graph, roots, len(fanouts), sample_trees, trees, draws, num_names=num_names)
+    extra = {"batch": sample.nodes >> bits, SEED_TIME: times}
+    return sample._replace(nodes=sample.nodes & ((1 << bits) - 1), extra=extra)
 
 
 def seen_by(sampler: TemporalSampler, times: Tensor) -> tuple[Array, Array]:
