@@ -6,11 +6,11 @@ Of replicas the mean, of gradients the sum. With :math:`\theta_{p,i}` row :math:
 .. math::
     \theta_i \leftarrow \sum_p \frac{a_{p,i}}{\sum_q a_{q,i}}\, \theta_{p,i}, \qquad g_i \leftarrow \sum_p g_{p,i}
 
-A row that one rank alone has touched is that rank's, to the bit. Terms are added in the order of ranks.
+A row that one rank alone has touched is that rank's, to the bit. Terms are added in the order of ranks. There are two
+ways home:
 
-Each rank owns a range of rows. What ranks have touched of it goes to the owner, which puts it together: of an
-:class:`OwnedEmbedding` that is all, and the owner alone steps the row; of a table that every rank has, the owners send
-what they have made to all.
+to all       of a table that every rank has: one of the ranks that have touched a row puts it together for all
+to owners    gradients of an :class:`OwnedEmbedding`: the owner of a row adds them up, and alone steps the row
 
 At every step the sum is divided by the number of ranks, in a correction each gradient is multiplied by the rank's share
 of the seeds before. Torch's functions clip no sparse gradients, and of some rows other ranks have them.
@@ -18,8 +18,10 @@ of the seeds before. Torch's functions clip no sparse gradients, and of some row
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -145,28 +147,31 @@ class TouchedRows(NamedTuple):
     values: list[Tensor]
 
 
+# Makes of the rows of ranks, in their order, one row for each of the ids: a list with a tensor for each that is made.
+Merge = Callable[[Tensor, list[TouchedRows]], list[Tensor]]
+
+
 def ids_of(ranks: Iterable[TouchedRows]) -> Tensor:
     """Return the ids of the rows of all these ranks, each once and increasing."""
     ids: Tensor = torch.cat([rows.ids for rows in ranks]).unique()
     return ids
 
 
-def sums_of(ranks: Sequence[TouchedRows]) -> TouchedRows:
+def sums_of(ids: Tensor, ranks: Sequence[TouchedRows]) -> list[Tensor]:
     """Return the sums of rows over ranks."""
-    ids, like = ids_of(ranks), ranks[0].values[0]
+    like = ranks[0].values[0]
     total = like.new_zeros((len(ids), *like.shape[1:]))
     for rows in ranks:
         total.index_add_(0, torch.searchsorted(ids, rows.ids), rows.values[0])
-    return TouchedRows(ids, [total])
+    return [total]
 
 
-def means_of(ranks: Sequence[TouchedRows], weights: Sequence[float]) -> TouchedRows:
+def means_of(ids: Tensor, ranks: Sequence[TouchedRows], weights: Sequence[float]) -> list[Tensor]:
     """Return the means of rows, of which each counts as often as its rank has touched it, times the rank's weight.
 
     The first of their values is how often. Ranks of weight 0 are left out, whose rows may be NaN.
     """
     counting = [(rows, weight) for rows, weight in zip(ranks, weights, strict=True) if weight > 0]
-    ids = ids_of(rows for rows, _ in counting)
     places = [torch.searchsorted(ids, rows.ids) for rows, _ in counting]
     total = torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
     for (rows, weight), place in zip(counting, places, strict=True):
@@ -179,7 +184,7 @@ def means_of(ranks: Sequence[TouchedRows], weights: Sequence[float]) -> TouchedR
             share = (weight * rows.values[0].double() / total[place]).to(dtype)
             mean.index_add_(0, place, share[:, None] * rows.values[number].to(dtype))
         means.append(mean.to(tensor.dtype))
-    return TouchedRows(ids, means)
+    return means
 
 
 def weights_of_ranks(weight: float, device: torch.device) -> list[float]:
@@ -187,6 +192,107 @@ def weights_of_ranks(weight: float, device: torch.device) -> list[float]:
     rows: list[float] = collectives.all_gather_rows(torch.tensor(weight, dtype=torch.float64, device=device)).tolist()
     collectives.check_total(sum(rows))
     return rows
+
+
+# To all.
+
+
+class Touches:
+    """Which rows of a table each rank has touched. The same on all ranks.
+
+    Args:
+        of_ranks: The ids of each rank: each once, increasing.
+
+    Attributes:
+        ids: Those of all ranks: each once, increasing.
+        by_home: Their places in the order of their homes, the ranks that put them together, which have touched them.
+        num_sent: How many rows each rank sends to each home.
+    """
+
+    def __init__(self, of_ranks: Sequence[Tensor]) -> None:
+        self.of_ranks = [ids.long() for ids in of_ranks]
+        joined = torch.cat(self.of_ranks)
+        ranks = torch.cat([torch.full_like(ids, rank) for rank, ids in enumerate(self.of_ranks)])
+        self.ids, counts = joined.unique(return_counts=True)
+        starts = counts.cumsum(0) - counts
+        by_id = ranks[joined.argsort(stable=True)]
+        homes, size = by_id[starts + self.ids % counts], len(self.of_ranks)
+        pairs = ranks * size + homes[torch.searchsorted(self.ids, joined)]  # of source and home
+        cells = torch.cat([pairs, homes + size * size])
+        numbers = cells.new_zeros(size * (size + 1)).scatter_add_(0, cells, torch.ones_like(cells)).tolist()
+        self.num_sent = [numbers[source * size : (source + 1) * size] for source in range(size)]
+        self.by_home = homes.argsort(stable=True)
+        self._of_homes: tuple[Tensor, ...] = self.ids[self.by_home].split(numbers[size * size :])
+        self._of_pairs: tuple[Tensor, ...] = pairs.argsort(stable=True).split(numbers[: size * size])
+        self._firsts = [0, *accumulate(map(len, self.of_ranks))]
+
+    def of_home(self, home: int) -> Tensor:
+        """Return the ids of the rows that a rank puts together."""
+        return self._of_homes[home]
+
+    def sent(self, source: int, home: int) -> Tensor:
+        """Return the places, among the rows that ``source`` has touched, of those that ``home`` puts together."""
+        return self._of_pairs[source * len(self.of_ranks) + home] - self._firsts[source]
+
+
+@torch.no_grad()
+def to_all(
+    tables: Sequence[Tensor], own: Sequence[TouchedRows], merge: Merge, flags: Sequence[int] = ()
+) -> tuple[list[tuple[Touches, list[Tensor]]], list[list[int]]]:
+    r"""Return for each table who has touched what, and what ``merge`` makes of it; and each rank's flags. Collective.
+
+    All ranks first hear which rows each has touched: an id takes four bytes, eight in a table of more than 2**31 rows.
+    A row of :math:`t` ranks is put together by one of them, to which the :math:`t - 1` others send theirs, and which
+    sends the result to all: :math:`t - 1 + P - 1` times a row, where sending each rank's to all would take
+    :math:`t (P - 1)`.
+
+    Args:
+        tables: The tables, the same on all ranks.
+        own: For each table, what this rank has touched.
+        merge: Makes one row of those of several ranks. It is called for the rows that this rank puts together.
+        flags: Numbers of the caller's, as many on all ranks.
+    """
+    pieces = [sent(torch.tensor(flags, dtype=torch.int32), own[0].ids.device)]
+    pieces += [short(rows.ids, len(table)) for table, rows in zip(tables, own, strict=True)]
+    whats, *of_tables = zip(*all_gather_pieces(pieces), strict=True)
+    touches, values = [Touches(of_ranks) for of_ranks in of_tables], [rows.values for rows in own]
+    rank, ranks = collectives.rank(), range(collectives.world_size())
+    made = [merge(each.of_home(rank), rows) for each, rows in zip(touches, _to_homes(touches, values), strict=True)]
+    lengths = [
+        [len(each.of_home(home)) for each, tensors in zip(touches, made, strict=True) for _ in tensors]
+        for home in ranks
+    ]
+    found = iter(zip(*all_gather_pieces([each for tensors in made for each in tensors], lengths), strict=True))
+    merged = [
+        (each, [_joined(each, next(found)) for _ in tensors]) for each, tensors in zip(touches, made, strict=True)
+    ]
+    return merged, torch.stack(whats).tolist()
+
+
+def _to_homes(touches: Sequence[Touches], own: Sequence[Sequence[Tensor]]) -> list[list[TouchedRows]]:
+    """Send rows to the ranks that put them together; return for each table those of each rank to put together here."""
+    rank, ranks = collectives.rank(), range(collectives.world_size())
+    pairs = list(zip(touches, own, strict=True))
+    lengths = [
+        [[each.num_sent[source][home] for each, tensors in pairs for _ in tensors] for home in ranks]
+        for source in ranks
+    ]
+    leaving = [[tensor[each.sent(rank, home)] for each, tensors in pairs for tensor in tensors] for home in ranks]
+    found = [iter(pieces) for pieces in exchange_pieces(leaving, lengths)]
+    return [
+        [
+            TouchedRows(each.of_ranks[source][each.sent(source, rank)], [next(found[source]) for _ in tensors])
+            for source in ranks
+        ]
+        for each, tensors in pairs
+    ]
+
+
+def _joined(touches: Touches, of_homes: Sequence[Tensor]) -> Tensor:
+    rows = torch.cat(list(of_homes))
+    joined = torch.empty_like(rows)
+    joined[touches.by_home] = rows
+    return joined
 
 
 @torch.no_grad()
@@ -198,56 +304,43 @@ def mean_at_all_(tables: Sequence[Sequence[Tensor]], steps: Sequence[Tensor], we
         steps: For each table and each of its rows, how many local steps of this rank have touched it.
         weights: What each rank counts for. What ranks of weight 0 alone have touched becomes what others have.
     """
-    own, num_rows = list[TouchedRows](), list(map(len, steps))
+    own = []
     for counts, tensors in zip(steps, tables, strict=True):
         ids = counts.nonzero().flatten()
         own.append(TouchedRows(ids, [counts[ids], *(tensor[ids] for tensor in tensors)]))
-    came, _ = to_owners(num_rows, own)
-    means = [means_of(of_ranks, weights) for of_ranks in came]
-    every = [ids_of(of_ranks) for of_ranks in came]
-    left = [TouchedRows(ids[~torch.isin(ids, mean.ids)], []) for ids, mean in zip(every, means, strict=True)]
-    found = to_all([*num_rows, *num_rows], [*means, *left])
-    for tensors, mean, others in zip(tables, found, found[len(tables) :], strict=False):
-        for tensor, rows in zip(tensors, mean.values, strict=True):
-            tensor.index_copy_(0, mean.ids, rows)
-        if len(others.ids):  # on all ranks alike
-            first = next(rank for rank, weight in enumerate(weights) if weight > 0)
-            take_rows_(tensors, [others.ids] * len(tensors), first)
+    merged, _ = to_all([tensors[0] for tensors in tables], own, partial(means_of, weights=weights))
+    counting = [rank for rank, weight in enumerate(weights) if weight > 0]
+    for tensors, (touches, means) in zip(tables, merged, strict=True):
+        is_counted = torch.isin(touches.ids, torch.cat([touches.of_ranks[rank] for rank in counting]))
+        for tensor, mean in zip(tensors, means, strict=True):
+            tensor.index_copy_(0, touches.ids[is_counted], mean[is_counted])
+        if len(left := touches.ids[~is_counted]):  # on all ranks alike
+            take_rows_(tensors, [left] * len(tensors), counting[0])
 
 
-def to_owners(
-    num_rows: Sequence[int], own: Sequence[TouchedRows], flags: Sequence[int] = ()
-) -> tuple[list[list[TouchedRows]], list[list[int]]]:
-    """Send rows of tables to their owners; return for each table those of each rank, and each rank's flags. Collective.
+# To owners.
+
+
+def to_owners(num_rows: int, rows: TouchedRows, flags: Sequence[int] = ()) -> tuple[list[TouchedRows], list[list[int]]]:
+    """Send rows of a table to their owners; return the rows of each rank that lie here, and its flags. Collective.
 
     Args:
-        num_rows: How many rows each table has.
-        own: What this rank sends of each, one table at least. All ranks have the same tensors.
+        num_rows: How many rows the table has.
+        rows: What this rank sends. All ranks have the same tensors.
         flags: Numbers of the caller's, as many on all ranks.
     """
-    size, device, widths = collectives.world_size(), own[0].values[0].device, [1 + len(rows.values) for rows in own]
-    ids, bounds = [sent(rows.ids, device) for rows in own], torch.tensor([bounds_of(each, size) for each in num_rows])
-    cuts = map(torch.searchsorted, ids, sent(bounds, device))
-    counts = torch.stack(list(cuts)).diff(dim=1).flatten()
-    told = collectives.all_gather_rows(torch.cat([sent(torch.tensor([*flags]).long(), device), counts])).cpu()
-    sizes = told[:, len(flags) :].view(size, len(own), size)  # of source, table and owner
-    lengths = sizes.transpose(1, 2).repeat_interleave(torch.tensor(widths), 2).tolist()
-    pieces = [
-        each.split(of_owners)
-        for of, rows, number, of_owners in zip(ids, own, num_rows, sizes[collectives.rank()].tolist(), strict=True)
-        for each in (short(of, number), *rows.values)
+    bounds, device = bounds_of(num_rows, collectives.world_size()), rows.values[0].device
+    ids = sent(rows.ids, device)
+    ends = [*pairwise(torch.searchsorted(ids, sent(torch.tensor(bounds), device)).tolist())]
+    ranks = collectives.gather_numbers([*flags, *(stop - start for start, stop in ends)], device)
+    counts = [numbers[len(flags) :] for numbers in ranks]
+    leaving = [
+        [short(ids[start:stop] - first, num_rows), *(each[start:stop] for each in rows.values)]
+        for first, (start, stop) in zip(bounds, ends, strict=False)
     ]
-    came = list(map(iter, exchange_pieces(list(zip(*pieces, strict=True)), lengths)))
-    found = [[TouchedRows(next(of).long(), [next(of) for _ in rows.values]) for of in came] for rows in own]
-    return found, told[:, : len(flags)].tolist()
-
-
-def to_all(num_rows: Sequence[int], made: Sequence[TouchedRows]) -> list[TouchedRows]:
-    """Return what all owners have made of their rows, of one table after the other. Collective."""
-    pairs = zip(num_rows, made, strict=True)
-    of_ranks = all_gather_pieces([each for number, rows in pairs for each in (short(rows.ids, number), *rows.values)])
-    found = (torch.cat(pieces) for pieces in zip(*of_ranks, strict=True))
-    return [TouchedRows(next(found).long(), [next(found) for _ in rows.values]) for rows in made]
+    came = exchange_pieces(leaving, [[[count] * len(leaving[0]) for count in of_rank] for of_rank in counts])
+    found = [TouchedRows(places.long(), values) for places, *values in came]
+    return found, [numbers[: len(flags)] for numbers in ranks]
 
 
 _CLIPS = "clip_grad_by_norm"  # Lightning's
@@ -296,13 +389,13 @@ def _sums(tables: Sequence[Table], gradients: Sequence[Tensor | None]) -> Sequen
     """
     if not tables:
         return []
-    weights, lengths = [table.weight for table in tables], [len(table.weight) for table in tables]
+    weights = [table.weight for table in tables]
     found = [no_rows(weight) if each is None else each for weight, each in zip(weights, gradients, strict=True)]
     own = [TouchedRows(ids, [values]) for ids, values in map(touched, found)]
-    came, ranks = to_owners(lengths, own, [int(each is not None) for each in gradients])
+    merged, ranks = to_all(weights, own, sums_of, [int(each is not None) for each in gradients])
     has_any = [any(flags) for flags in zip(*ranks, strict=True)]
-    sums = zip(weights, to_all(lengths, list(map(sums_of, came))), has_any, strict=True)
-    return [of_rows(weight, ids, total) if has else None for weight, (ids, (total,)), has in sums]
+    sums = zip(weights, merged, has_any, strict=True)
+    return [of_rows(weight, touches.ids, total) if has else None for weight, (touches, (total,)), has in sums]
 
 
 def _hand_to_owners(table: OwnedEmbedding) -> bool:
@@ -315,10 +408,10 @@ def _hand_to_owners(table: OwnedEmbedding) -> bool:
         )
     ids, rows, has_any = table.take_gradients()
     flags = [int(has_any), int(bool(rows.isfinite().all()))]
-    (came,), ranks = to_owners([table.num_embeddings], [TouchedRows(ids, [rows])], flags)
+    came, ranks = to_owners(table.num_embeddings, TouchedRows(ids, [rows]), flags)
     if any(has_any for has_any, _ in ranks):
-        ids, (total,) = sums_of(came)
-        gradient = _divided(of_rows(parameter, ids - table.rows_of_rank[0], total), len(came))
+        ids = ids_of(came)
+        gradient = _divided(of_rows(parameter, ids, *sums_of(ids, came)), len(came))
         # There is one where a backward by hand comes before the step of another.
         parameter.grad = gradient if parameter.grad is None else (parameter.grad + gradient).coalesce()
     are_finite = all(is_finite for _, is_finite in ranks)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_gnn_dist import EverySteps, LazyAdam, LocalSGDStrategy, Outer, TMAStrategy
 from lightning_gnn_dist.extensions.elastic.living_peers import refuse_states
 from lightning_gnn_dist.extensions.tables.learned_tables import LearnedRows
-from lightning_gnn_dist.extensions.tables.touched_rows import TouchedRows, to_owners
+from lightning_gnn_dist.extensions.tables.touched_rows import Touches
 from lightning_gnn_dist.rounds.clock import RoundProgress
 from lightning_gnn_dist.rounds.partitioned_strategy import states_of
 from lightning_gnn_dist.wire import collectives
@@ -34,7 +34,6 @@ from tests.rounds.test_meeting_hook import OwnLinear
 from tests.strategies.fitting import differs, fit
 
 STEPS, ROUNDS, BATCHES = 3, 4, 5
-OF_TABLES = [[0, 2, 3, 7, 8], [3, 7]]
 
 
 class Keeps(pl.Callback):
@@ -147,17 +146,18 @@ def bytes_of_rows(rank: int, world_size: int, moments: bool) -> tuple[float, lis
 
 @pytest.mark.parametrize("moments", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_ledger_counts_the_bytes_of_touched_rows(moments: bool) -> None:
-    """A row goes to its owner, with its id and how often it was touched; and its mean, with its id, to all."""
+    """Ids go to all; of a row of several ranks the others send theirs to one of them, and that one its mean to all."""
     ranks = run_ranks(bytes_of_rows, 3, moments)
     touched = [ids for _, ids in ranks]
     union = sorted(set().union(*touched))
     assert 0 < len(union) < sum(map(len, touched)) < 3 * NUM_ROWS
+    homes = {row: [rank for rank, ids in enumerate(touched) if row in ids] for row in union}
     numbers = 8 * WIDTH * (3 if moments else 1)  # of float64
-    lengths = 2 * 8 * (3 + 1 + (5 if moments else 3))  # of what goes to owners, the weight, and what goes to all
-    bounds = [NUM_ROWS * rank // 3 for rank in range(4)]
+    to_all = 4 * sum(map(len, touched)) + numbers * len(union)
+    lengths = 2 * 8 * (1 + 2)  # of flags, of which there are none, and of ids; and the weight
     for rank, (sent, own) in enumerate(ranks):
-        away = [row for row in own if not bounds[rank] <= row < bounds[rank + 1]]
-        assert sent == pytest.approx((4 + numbers) * len(union) * 2 / 3 + lengths + (4 + 4 + numbers) * len(away))
+        away = [row for row in own if homes[row][row % len(homes[row])] != rank]
+        assert sent == pytest.approx(to_all * 2 / 3 + lengths + (4 + numbers) * len(away))
 
 
 def failed(rank: int, world_size: int) -> tuple[Made, Made]:
@@ -337,16 +337,21 @@ def test_elastic_ranks_refuse_tables() -> None:
         refuse_states(module := nets()[0], states_of(module))
 
 
-# How many rows go to which owner is asked of the device once, for all tables.
+# Who puts together the rows that ranks have touched is known with two waits.
+
+
+OF_RANKS = [[0, 2, 3, 7, 8], [], [2, 3, 4, 8, 9, 11], [3, 7]]
 
 
 @pytest.mark.gpu
-def test_the_host_waits_for_the_counts_of_all_tables_at_once() -> None:
+def test_the_host_waits_for_the_number_of_ids_and_for_counts() -> None:
     notes = pytest.importorskip("pretend", reason="only pretended devices count how often the host waits").notes
-    own = [TouchedRows(torch.tensor(ids, device="cuda"), [torch.ones(len(ids), 2, device="cuda")]) for ids in OF_TABLES]
+    of_ranks = [torch.tensor(ids, dtype=torch.int64, device="cuda") for ids in OF_RANKS]
     notes.clear()
-    to_owners([12, 9], own, [1])
-    assert sum(times for (kind, _, _), times in notes.items() if kind == "sync") == 1, notes
+    touches = Touches(of_ranks)
+    for rank in range(4):
+        touches.of_home(rank), [touches.sent(rank, home) for home in range(4)]
+    assert sum(times for (kind, _, _), times in notes.items() if kind == "sync") == 2, notes
 
 
 def test_a_sparse_embedding_brings_rows_beside_what_is_of_a_rank_alone() -> None:
