@@ -508,6 +508,7 @@ def as_files(
             elif len(paths) > 1:
                 found[name] = _of_several(paths, folder / name)
                 words |= {link: str(link.readlink()) for link in found[name].iterdir()}
+                words[found[name]] = f"the files of {name}"  # behind its links, whose names begin so
             else:
                 found[name] = paths[0]
         yield found

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.graph.typed.tables import Tables
 
 NO_KEYS = "and keys are whole numbers or words."
+NO_DATES = "and keys are whole numbers or words: write dates as texts."
 UNKNOWN = -2  # the node that a key names that names none; -1 if there is no key
 
 
@@ -106,13 +107,13 @@ class Ids:
             mine, theirs = cells.whole, f"{name}.k"
         return f"{name}.n", f" LEFT JOIN {self.table.name} AS {name} ON {mine} = {theirs}"
 
-    def unknown(self, table: Table, column: str) -> tuple[Table, Bad]:
+    def unknown(self, table: Table, column: str, *, may_be_empty: bool) -> tuple[Table, Bad]:
         """The cells of a column that name no node, and the table to look for them in."""
         cells = table.cells(column)
         if self.table is not None:
             found, join = self.join(Cells(f"e.{cells.name}", cells.type), "k")
             rows = f'(SELECT e.*, {found} IS NULL AS " unknown" FROM {table.name} AS e{join})'
-            way_out = "add that row, empty the cell, or" if self.digits else "add that row, or"
+            way_out = "add that row, empty the cell, or" if may_be_empty else "add that row, or"
             what = f"which no row of {self.source} has as its {self.column}: {way_out} take this one away."
             return replace(table, name=rows), (column, f'" unknown" AND {cells.name} IS NOT NULL', what)
         what = "and nodes are numbered 0, 1, 2, ...: give such numbers, or the table of nodes with their ids (--nodes)."
@@ -142,7 +143,7 @@ def with_keys(work: Work, name: str, table: Table, keys: Sequence[str], time: st
         cells, look = table.cells(column), found[column]
         is_text = cells.is_text and not table.is_typed
         if cells.is_list or (digits and cells.is_date):
-            bad.append((column, f"{cells.name} IS NOT NULL", NO_KEYS))
+            bad.append((column, f"{cells.name} IS NOT NULL", NO_KEYS if cells.is_list else NO_DATES))
         elif is_text and look.written == look.there:
             casts[column] = f"CAST({cells.name} AS BIGINT)"
         elif cells.is_real or (digits and is_text and look.numbers == look.there > look.whole):
@@ -184,6 +185,10 @@ class Unpacking:
         digits = self.of_database
         self.ids = {kind: Ids(files.source, files.num_nodes, digits=digits) for kind, files in plan.nodes.items()}
         self.loaded, self.facts = list[Table](), list[dict[str, Any]]()
+
+    def may_be_empty(self, plan: TablePlan) -> bool:
+        """Whether keys of a table may be empty, which name no node then."""
+        return False
 
     def run(self) -> Plan:
         """Do all of it; return what to prepare without tables."""
@@ -327,7 +332,7 @@ class Unpacking:
                 what = "and an edge has two ends: fill it, or remove the row."
                 work.refuse_cells(table, [(column, f"{quoted(column)} IS NULL", what)])
             if not self.may_dangle:
-                looked_in, bad = ids.unknown(table, column)
+                looked_in, bad = ids.unknown(table, column, may_be_empty=self.may_be_empty(plan))
                 work.refuse_cells(looked_in, [bad])
         if not work.problems and any(self.ids[kind].count is None for kind in plan.fkeys.values()):
             _check_largest(table.source, self.place(at) / "edges" / f"{EDGES}.npy", max(highest.values()))

@@ -80,6 +80,9 @@ class DatabaseUnpacking(Unpacking):
         self.manifest, self.questions = manifest, dict[str, Questions]()
         self.may_dangle = manifest.path.name == RELBENCH  # as there
 
+    def may_be_empty(self, plan: TablePlan) -> bool:
+        return not isinstance(plan, TaskSpec | AnswerSpec)
+
     def load(self, name: str, plan: TablePlan) -> Table:
         if isinstance(plan, AnswerSpec):
             return self.questions[plan.task.name].answer_table(name)

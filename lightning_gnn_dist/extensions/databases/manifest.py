@@ -6,7 +6,7 @@ each split. A plain folder has ``database.yaml`` with the same words, and its ta
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -104,14 +104,14 @@ class Words(dict[Any, Any]):
 
     def one_of(self, word: str, value: Any, known: Collection[str]) -> str:
         """The value of a word, which must be one of those known."""
-        if not isinstance(value, str) or value not in known:
+        if str(value) not in known:
             raise ValueError(f"{self.where}: {word} must be one of {shown(list(known))}, got {shown(value)}.")
         return str(value)
 
-    def check_columns(self, columns: Mapping[Any, str], path: Path) -> None:
+    def check_columns(self, columns: Iterable[tuple[Any, str]], path: Path) -> None:
         """Refuse columns that a table has not, each of which some word names."""
         there = columns_of(path)
-        for column, word in columns.items():
+        for column, word in columns:
             if column is not None and column not in there:
                 raise ValueError(
                     f"{self.where}: {word} names the column {shown(column)}, and {path} has {shown(there)}."
@@ -166,7 +166,7 @@ class Manifest:
             raise ValueError(
                 f"{path} names no tables: list them under tables, as in tables: {{customer: {{pkey: id}}}}."
             )
-        tables = {name: _table(folder, path, str(name), spec or {}) for name, spec in listed.items()}
+        tables = {str(name): _table(folder, path, str(name), spec or {}) for name, spec in listed.items()}
         for name, table in tables.items():
             for column, target in table.fkeys.items():
                 where = f"{path}: {name}.{column} holds keys of {shown(target)}"
@@ -221,10 +221,10 @@ def _manifests_of_tasks(folder: Path) -> list[Path]:
 def _table(folder: Path, path: Path, name: str, spec: Any) -> TablePlan:
     said = Words(f"{path}: table {name!r}", spec, OF_TABLE if path.name == PLAIN else None)
     file = _file(folder / "db" if (folder / "db").is_dir() else folder, name, said.where)
-    key, time, fkeys, kinds = said.get("pkey"), said.get("time_col"), said.names("fkeys"), said.names("columns")
-    said.check_columns(
-        {key: "pkey"} | {time: "time_col"} | dict.fromkeys(fkeys, "fkeys") | dict.fromkeys(kinds, "columns"), file
-    )
+    key, time, kinds = said.get("pkey"), said.get("time_col"), said.names("columns")
+    fkeys = {column: str(of) for column, of in said.names("fkeys").items()}
+    named = [(key, "pkey"), (time, "time_col"), *((column, "fkeys") for column in fkeys)]
+    said.check_columns([*named, *((column, "columns") for column in kinds)], file)
     if key is None and not fkeys:
         raise ValueError(f"{said.where} has neither a pkey nor fkeys: name its keys, or leave it out.")
     keys = {key, *fkeys} - {None}
@@ -299,7 +299,7 @@ def _task(file: Path, tables: Mapping[str, TablePlan]) -> TaskSpec:
     hidden = _hidden(said, [[entity, target] for target in targets if kind == AUTOCOMPLETE], tables)
     files = _files(file.parent, file)
     for path in files.values():
-        said.check_columns({column: of_column, time: "time_col"}, path)
+        said.check_columns([(column, of_column), (time, "time_col")], path)
     if time is None and (recommends or any(table.time_col for table in tables.values())):
         raise ValueError(
             f"{file} has no time_col, and rows have times: without one a question would see its own future."

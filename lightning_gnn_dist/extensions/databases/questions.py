@@ -18,7 +18,7 @@ from lightning_gnn_dist.graph.storage.npy import Column, save
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, NEVER, TIME, TableTask, as_told
 from lightning_gnn_dist.prepare.arrays import SPLIT_WORDS, SPLITS, check_classes
 from lightning_gnn_dist.prepare.columns import BOOL, FLOAT, LONG, Columns, Made
-from lightning_gnn_dist.prepare.engine import ROW, WHOLE, Table, Work, literal, quoted, told
+from lightning_gnn_dist.prepare.engine import NO_ROWS, ROW, WHOLE, Table, Work, literal, quoted, told
 from lightning_gnn_dist.prepare.reading import bad_lines, load
 from lightning_gnn_dist.prepare.unpack import with_keys
 
@@ -46,7 +46,9 @@ class Questions:
                 rows.append(f'SELECT * REPLACE ({ROW} + {num_rows} AS {ROW}), {at} AS " split" FROM {part.name}')
                 lengths[path] = f"SELECT count(*) FROM {part.name}"
                 if len(spec.files) > 1:
-                    num_rows += work.look(part, "count(*)")[0]
+                    num_rows += (count := work.look(part, "count(*)")[0])
+                    if not count and split == "val" and manifest.val_time is None:  # then it says what is trained on
+                        work.problems.append(NO_ROWS.format(part.source))
         table = Table(quoted(name), spec.path if len(parts) == 1 else spec.path.parent, {})
         work.run(f"CREATE OR REPLACE VIEW {table.name} AS {' UNION ALL BY NAME '.join(rows)}")
         table = replace(

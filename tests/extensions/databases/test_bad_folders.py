@@ -40,6 +40,12 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     ({"customer.tsv": "id\n1\n"}, "table 'customer' has two files"),
     ({C: "id,city,age\n"}, "customer.csv has no rows"),
     (changed(D, "pkey: number", "pkey: numbr"), "pkey names the column 'numbr', and .*order.csv has"),
+    (
+        changed(D, "pkey: id", "pkey: [id, city]"),
+        r"'customer': pkey names the column \['id', 'city'\], and .*customer.csv",
+    ),
+    (changed(D, "time_col: at", "time_col: {at: b}"), "time_col names the column {'at': 'b'}, and .*order.csv has"),
+    (changed(D, "customer: customer,", "customer: [customer],"), r"holds keys of .\['customer'\]., and the tables are"),
     (changed(D, "customer: customer,", "customer: client,"), r"order.customer holds keys of 'client', and the tables"),
     (changed(D, "pkey: number, ", ""), "keys of 'order', which has no pkey"),
     (changed(D, "pkey: id", ""), "table 'customer' has neither a pkey nor fkeys"),
@@ -109,12 +115,17 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     (changed(L, "b7,2024-02-02", "b7,"), "'at' is empty in row 2, and a question has a time"),
     (
         changed(L, "b7,2024-02-02", "q7,2024-02-02"),
-        "'who' holds 'q7' in row 2, which no row of .*customer.csv",
+        "'who' holds 'q7' in row 2, which no row of .*customer.csv has as its id: add that row, or take this one away",
     ),
     (changed(L, "b7,2024-02-02", ",2024-02-02"), "'who' is empty in row 2, and a question is about a row"),
     (
         {L: "who,at,stays,split\na3,2024-02-01,1,train\nb7,2024-01-01,0,val\n"},
         r"is trained at 2024-02-01 00:00:00, later than its first question .* \(2024-01-01 00:00:00\)",
+    ),
+    (
+        {D: MANIFEST.replace("val_timestamp: 2024-03-01\n", ""), L: None}
+        | {"tasks/stays/train.csv": FILES[L], "tasks/stays/val.csv": "who,at,stays\n"},
+        "val.csv has no rows: leave the table out, or fill it",
     ),
     ({L: "who,at,stays,split\na3,2024-02-01,1,learn\n"}, "'split' holds 'learn' in row 1"),
     (changed(T, "binary_", "multilabel_"), "must be lists of 0 and 1"),

@@ -1,5 +1,6 @@
 """Some of many chunks at a time: what is learned from when, and what comes out, against sums by hand."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -279,3 +280,16 @@ def test_what_a_constant_learning_rate_loses_is_said(path: Path, logged: list[st
         logged.clear()
         trainer(1, callbacks=callbacks, max_epochs=1).fit(module, data_of(path))
         assert sum("return a schedule that ends at 0" in text for text in logged) == count
+
+
+def warned(rank: int, world_size: int, path: Path, chunks: int) -> bool:
+    handler, said = logging.Handler(), list[str]()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger().addHandler(handler)
+    trainer(world_size, lgd.GrappaStrategy(), max_epochs=1).fit(OneLayer(), data_of(path, chunks))
+    return any("A sweep ends with" in text for text in said)
+
+
+def test_ranks_that_hold_all_chunks_hear_nothing_of_sweeps(path: Path) -> None:
+    assert run_ranks(warned, 2, path, 2) == [True, False]
+    assert run_ranks(warned, 2, path, 4) == [False, False]

@@ -104,7 +104,7 @@ def test_an_error_names_the_file_and_its_row(kind: str, tmp_path: Path) -> None:
         write(tmp_path / f"e{at}.{kind}", rows)
     with pytest.raises(ValueError, match=rf"column 'weight' holds 'seven' in row 6 of .*e1.{kind}, which is no number"):
         prepare_graph(tmp_path / f"e*.{kind}", tmp_path / "graph")
-    with pytest.raises(ValueError, match=rf"row 6 of {tmp_path}/e1.{kind}, which is no number"):
+    with pytest.raises(ValueError, match=rf"^the files of source: .* row 6 of {tmp_path}/e1.{kind}, which is no"):
         prepare_graph([tmp_path / f"e{at}.{kind}" for at in range(3)], tmp_path / "graph")
 
 
