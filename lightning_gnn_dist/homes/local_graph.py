@@ -235,8 +235,7 @@ class LocalGraph(GraphAccess):
     def own_parts(self) -> Parts:
         """Return the parts of this rank."""
         if self._parts is None:
-            if self.plan.turns > 1:
-                self.holding.residency.begin_training(self.running.trainer)
+            self.holding.residency.begin_training(self.running.trainer)
             ahead = self.running.settings.loading.num_threads > 0
             self._parts = self._parts_of(self.running.rank, self.running.num_ranks, in_background=ahead)
         return self._parts

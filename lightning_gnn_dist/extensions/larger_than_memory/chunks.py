@@ -368,7 +368,12 @@ class Sweep(Residency):
             )
 
     def begin_training(self, trainer: Trainer | None) -> None:
-        if trainer is None or trainer.global_rank or trainer.lr_scheduler_configs:
+        if (
+            trainer is None
+            or trainer.global_rank
+            or trainer.lr_scheduler_configs
+            or self.turns(trainer.world_size) == 1
+        ):
             return
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         if not any(isinstance(each, WeightAveraging | StochasticWeightAveraging) for each in callbacks):
