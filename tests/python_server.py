@@ -120,6 +120,7 @@ def become(program: str, words: list[str]) -> None:
     stand_alone()
     if arguments[0] == "-u":
         del arguments[0]
+        logging.getLogger("lightning").handlers.clear()  # that of ranks would write past what pytest captures
     else:
         be_a_command(program)
     import numpy as np
