@@ -3,7 +3,7 @@
 To import torch and Lightning takes each process four to six seconds of CPU time. What `fast_python` returns is a
 program that takes the arguments of `python`, and stands for it in `sys.executable` as well, so that the ranks that
 Lightning starts are forked, too. A test of signals, or of what a command imports, takes `sys.executable` itself.
-With `-u`, as pytest-xdist starts those it deals tests to, `sys.executable` and loggers stay as they are.
+With `-u -c`, as pytest-xdist starts those it deals tests to, `sys.executable` and loggers stay as they are.
 
     subprocess.run([fast_python(), "examples/node_rows.py"], ...)
 """
@@ -118,8 +118,10 @@ def become(program: str, words: list[str]) -> None:
     folder, *arguments = words[at + 1 :]
     os.chdir(folder)
     stand_alone()
-    if arguments[0] == "-u":
+    is_dealt_to = arguments[:2] == ["-u", "-c"]
+    if arguments[0] == "-u":  # torchrun starts its ranks with it, too
         del arguments[0]
+    if is_dealt_to:
         logging.getLogger("lightning").handlers.clear()  # that of ranks would write past what pytest captures
     else:
         be_a_command(program)
