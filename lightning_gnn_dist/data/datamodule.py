@@ -235,12 +235,12 @@ class GraphDataModule(LightningDataModule):
 
     def train_dataloader(self) -> Batches:
         home, size = self._home, self._task.num_batches()
-        run, trainer = home.running, home.running.trainer
+        run, trainer, part_of = home.running, home.running.trainer, home.parts()
         if trainer is not None and run.num_ranks > 1:
             guard_plain_ddp(trainer)
 
         def learning(phase: int) -> Learning:
-            part = home.running_part(phase)
+            part = part_of(phase)
             if self._anchors is not None and self._anchors[0] is not part:
                 self._anchors = None  # else the part before would stay in memory
             return self._learning_of(part, size, place, home.running.seed)

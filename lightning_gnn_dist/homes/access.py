@@ -174,8 +174,13 @@ class GraphAccess(ForgetsRun, ABC):
         return None
 
     @abstractmethod
-    def running_part(self, super_epoch: int | None = None) -> Graph:
-        """Return the part that this rank trains on from a super-epoch on, or now. Collective, the first time."""
+    def running_part(self) -> Graph:
+        """Return the part that this rank trains on now. Collective, the first time."""
+
+    def parts(self) -> Callable[[int], Graph]:
+        """Return what gives the part of a super-epoch in this run, also when another is entered."""
+        part = self.running_part()
+        return lambda _: part
 
     @abstractmethod
     def shown(self, part: Graph) -> Graph:

@@ -221,10 +221,11 @@ class LocalGraph(GraphAccess):
             return 1
         return self.holding.every or self._period or default_period(trainer.max_epochs if trainer else None, plan.sweep)
 
-    def running_part(self, super_epoch: int | None = None) -> Graph:
-        if not self.is_cut:
-            return self.graph
-        return self.own_parts().current() if super_epoch is None else self.own_parts().at(super_epoch)
+    def running_part(self) -> Graph:
+        return self.own_parts().current() if self.is_cut else self.graph
+
+    def parts(self) -> Callable[[int], Graph]:
+        return self.own_parts().at if self.is_cut else lambda _: self.graph
 
     def part(self, rank: int, num_parts: int, super_epoch: int) -> Graph:
         """Return what a rank trains on in a super-epoch. Before a fit ``"auto"`` is what it would be on this host."""

@@ -271,7 +271,7 @@ class ShardHome(GraphAccess):
             "divided, and the partition that divided it says so."
         )
 
-    def running_part(self, super_epoch: int | None = None) -> Graph:
+    def running_part(self) -> Graph:
         """Return the own shard and what the boundary brings along, in RAM. Collective, the first time.
 
         They are the own rows as they are on disk where batches are drawn in the whole graph, and with an exchange,
