@@ -14,28 +14,22 @@ TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 OLDEST := build/oldest/bin
 OLDEST_TORCH := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints-oldest.txt)
 
-.PHONY: demo test test-slow test-together test-alone test-pretend test-oldest lint types docs wheel publish clean
+.PHONY: demo test test-slow test-pretend test-oldest lint types docs wheel publish clean
 .DELETE_ON_ERROR:
 
 demo: $(PACKAGE)
 	$(BIN)/lightning-gnn-dist demo
 
 # Some thousand processes import the package: each would compile it anew where the environment forbids to keep that.
-demo test test-together test-alone test-pretend test-oldest wheel: export PYTHONDONTWRITEBYTECODE =
+demo test test-slow test-pretend test-oldest wheel: export PYTHONDONTWRITEBYTECODE =
 
 # Three at a time on two cores, as tests of several ranks wait for each other: two take a fifth longer.
 test: $(READY)
 	$(BIN)/python -m pytest -m "not slow and not gpu" -n 3 --dist worksteal --durations=10
 
-test-slow: $(READY)
-	$(MAKE) --no-print-directory test-together
-	$(MAKE) --no-print-directory test-alone
-
 # Four at a time: for a third of it these tests wait. One file has most of the long ones: all workers take of it.
-test-together: $(READY)
+test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow and not gpu and not alone" -n 4 --dist worksteal --durations=10
-
-test-alone: $(READY)
 	$(BIN)/python -m pytest -m "slow and not gpu and alone" --durations=10
 
 # What is marked for GPUs, on devices that a CPU build of torch pretends to have.
