@@ -115,6 +115,15 @@ def test_whoever_holds_a_part_of_a_buffer_keeps_it(pool, hold):
     assert pool.num_free == 2
 
 
+def test_a_pool_may_go_before_its_buffers():
+    pool = BufferPool(max_free=2)
+    view = pool.take(1000)
+    view[:] = 7
+    del pool
+    gc.collect()
+    assert (view == 7).all()
+
+
 def test_threads_share_a_pool(pool):
     array = torch.arange(100.0).repeat(16, 1).t().contiguous()
     wrong = []

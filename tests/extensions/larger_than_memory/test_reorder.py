@@ -147,6 +147,14 @@ def test_chunks_are_the_graph_among_their_nodes(
         assert num_bytes >= 4 * rows + sum(a.nbytes for of in part.types.node_arrays.values() for a in of.values())
 
 
+def test_a_graph_in_halves_is_read(tmp_path: Path) -> None:
+    graph = small_graph()
+    graph.node_arrays["x"] = graph.node_arrays["x"].bfloat16()
+    found = saved(graph, tmp_path)
+    part, nodes, _ = reader_of(found).read([1, 3])
+    assert part.node_arrays["x"].equal(found.node_arrays["x"][nodes])
+
+
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     graph = saved(small_graph(), tmp_path)
     file = tmp_path / "graph" / "nodes" / "x.npy"

@@ -274,3 +274,16 @@ def test_what_cannot_be_is_refused(model: Any, options: dict[str, Any], message:
     split = options.pop("split", plain_split)()
     with pytest.raises((TypeError, ValueError), match=message):
         best_links(trainer(1), model(), split, **options)
+
+
+def test_equal_scores_are_in_the_order_of_ids_whatever_the_pieces() -> None:
+    scores = torch.randint(3, (50, 40), generator=torch.Generator().manual_seed(0)).double()
+    scores[scores == 0] = -torch.inf
+    for pieces in ([40], [1] * 40, [7, 30, 3]):
+        best, first = BestLinks.none(torch.arange(50), 25, scores), 0
+        for size in pieces:
+            best = best.or_better(torch.arange(first, first + size), scores[:, first : first + size])
+            first += size
+        order = scores.sort(dim=1, descending=True, stable=True)
+        assert best.scores.equal(order.values[:, :25])
+        assert best.receivers.equal(order.indices[:, :25].masked_fill(order.values[:, :25] == -torch.inf, -1))
