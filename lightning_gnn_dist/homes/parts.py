@@ -243,15 +243,14 @@ class _Copies(RowReading):
 
     def among(self, nodes: Tensor, hops: list[Tensor]) -> Graph:
         graph, self.kept = self.sizes, self.rows_of_hops(hops)
-        place, old, new = _found(self._ids, nodes)
-        arrays = {name: take_rows(array, nodes[new]) for name, array in graph.node_arrays.items()}
+        (place, old, new), arrays = _found(self._ids, nodes), dict[str, Tensor]()
         self.bytes_read += new.numel() * bytes_per_row(graph.node_arrays)
-        for name, fresh in arrays.items() if old.numel() else ():
-            if name not in self._had or name == "train_mask":  # that of a part marks the rank's own nodes alone
-                arrays[name] = take_rows(graph.node_arrays[name], nodes)
-                continue
-            arrays[name] = fresh.new_empty((nodes.numel(), *fresh.shape[1:]))
-            arrays[name][new], arrays[name][old] = fresh, self._had[name][place]
+        for name, array in graph.node_arrays.items():
+            if name in self._had and name != "train_mask":  # that of a part marks the rank's own nodes alone
+                arrays[name] = array.new_empty((nodes.numel(), *array.shape[1:]))
+                arrays[name][new], arrays[name][old] = take_rows(array, nodes[new]), self._had[name][place]
+            else:
+                arrays[name] = take_rows(array, nodes)
         at, receives = Lookup(torch.cat(hops))(nodes)
         indptr, senders, edges = edges_among(self.kept, at, nodes, receives)
         return checked_graph(indptr, senders, arrays, edges)
