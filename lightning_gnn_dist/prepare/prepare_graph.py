@@ -504,16 +504,16 @@ def as_files(
                 connections = import_module(CONNECTIONS)
                 words[folder / name] = "the database"  # until its tables are known
                 found[name] = connections.as_folder(each, folder / name, of_tasks, on_progress)
-                words = connections.words_of(found[name], of_tasks) | words
+                words |= connections.words_of(found[name], of_tasks)
             elif len(paths) > 1:
                 found[name] = _of_several(paths, folder / name)
                 words |= {link: str(link.readlink()) for link in found[name].iterdir()}
-                words[found[name]] = f"the files of {name}"  # behind its links, whose names begin so
+                words[found[name]] = f"the files of {name}"
             else:
                 found[name] = paths[0]
         yield found
     except (ValueError, TypeError, FileExistsError) as error:
-        for path, told in words.items():
+        for path, told in sorted(words.items(), key=lambda each: -len(str(each[0]))):  # folders behind what is in them
             error.args = tuple(arg.replace(str(path), told) if isinstance(arg, str) else arg for arg in error.args)
         if not isinstance(error, MemoryTooSmall):
             shutil.rmtree(folder, ignore_errors=True)  # nobody goes on with what was refused
