@@ -18,10 +18,10 @@ from torch_geometric.nn import GCN
 
 import lightning_gnn_dist as lgd
 import lightning_gnn_dist as package
+from lightning_gnn_dist.checks import Rule
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.partition.partition_report import PartitionReport
 from lightning_gnn_dist.rounds.clock import RoundProgress
-from lightning_gnn_dist.rules import Rule
 from tests.extensions import MISSING, brought
 from tests.pages import public
 

@@ -20,7 +20,6 @@ PACKAGE = Path(__file__).parents[1] / "lightning_gnn_dist"
 LINE = [
     {"gone"},
     {"checks", "joint", "answers", "names", "short_names"},
-    {"rules"},
     {"wire", "graph"},
     {"partition", "engine"},
     {"prepare", "sampling"},
@@ -34,7 +33,7 @@ LINE = [
     {"extensions"},
 ]
 HEIGHT = {name: height for height, names in enumerate(LINE) for name in names}
-ROOT_FILES = {"__init__", "__main__", "answers", "checks", "gone", "joint", "names", "rules", "short_names"}
+ROOT_FILES = {"__init__", "__main__", "answers", "checks", "gone", "joint", "names", "short_names"}
 FACADES = {"__init__", "__main__"}
 TALKS = {"wire", "extensions"}  # what calls torch.distributed: whoever says who meets may do so in his own way
 PRINTS = "cli"  # the one folder that prints, beside the commands of extensions

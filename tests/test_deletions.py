@@ -107,7 +107,7 @@ def test_the_core_imports_without_one_and_trains_without_all(names: list[str], t
 
 
 CORE = [f"tests/{name}.py" for name in ("boundary/test_auto", "data/test_settings", "graph/test_graph", "test_public")]
-CORE += [f"tests/{name}.py" for name in ("test_docs", "test_readme", "test_readme_code", "test_rules")]
+CORE += [f"tests/{name}.py" for name in ("test_docs", "test_readme", "test_readme_code", "test_checks")]
 CORE += [
     f"tests/{name}.py" for name in ("partition/test_base", "sampling/test_all_samplers", "strategies/test_one_rank")
 ]

@@ -17,14 +17,13 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batches import Learning
 from lightning_gnn_dist.batches.source import Finish
-from lightning_gnn_dist.checks import brief, in_megabytes, shown
+from lightning_gnn_dist.checks import Count, Hops, Natural, brief, check_fields, in_megabytes, shown
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph, bytes_of_part, bytes_per_node
 from lightning_gnn_dist.graph.rows import Lookup, degrees_of
 from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.choice import ALL, EDGES_OF_A_NODE, Neighbourhoods
 from lightning_gnn_dist.partition.base import learned_from
-from lightning_gnn_dist.rules import Count, Hops, Natural, check_fields
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler

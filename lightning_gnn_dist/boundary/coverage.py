@@ -15,9 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_tensor, is_integer, shown
+from lightning_gnn_dist.checks import Amount, Fraction, check_fields, check_tensor, is_integer, shown
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.rules import Amount, Fraction, check_fields
 
 Level = Literal["node", "batch"]
 

@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _keep_imports(arguments)
         train.run(arguments)
         return
-    options = parser().parse_args(arguments)
+    options = parser(*command).parse_args(arguments)
     module, _, function = options.does.partition(":")
     run = getattr(import_module(module), function)
     _keep_imports(arguments)

@@ -64,8 +64,8 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\nAll options: {self.prog} --help\n")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of a whole command line.
+def parser(command: str = "") -> argparse.ArgumentParser:
+    """The parser of a whole command line; where the core has the ``command``, without the commands of extensions.
 
     What it returns has the function that ``does`` the work, ``module:name``, and its ``refusals``, told in one line.
     """
@@ -74,9 +74,10 @@ def parser() -> argparse.ArgumentParser:
     whole.set_defaults(refusals=REFUSALS)
     whole.add_argument("--version", action="version", version=f"{PROGRAM} {version}")
     commands = whole.add_subparsers(required=True, metavar="command")
-    for add in (_add_demo, _add_prepare, _add_inspect):
+    of_core = {"demo": _add_demo, "prepare": _add_prepare, "inspect": _add_inspect}
+    for add in of_core.values():
         add(commands)
-    for module in OF_EXTENSIONS:
+    for module in OF_EXTENSIONS if command not in of_core else ():
         import_module(module).add_to(commands)
     for name, purpose in OF_LIGHTNING.items():
         commands.add_parser(name, help=purpose, add_help=False)

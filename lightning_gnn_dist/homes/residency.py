@@ -15,14 +15,13 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_folder
+from lightning_gnn_dist.checks import Count, Fraction, check_fields, check_folder
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.joint import Scope
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.partition.base import Partition, Partitioner, learned_from
 from lightning_gnn_dist.partition.random import deal
-from lightning_gnn_dist.rules import Count, Fraction, check_fields
 from lightning_gnn_dist.wire.memory import memory_bytes
 
 _LOOKED_AT = 4  # super-epochs whose parts are counted to choose a boundary

@@ -9,10 +9,18 @@ from typing import Annotated, Literal, TypeAlias
 
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist.checks import check_at_least, check_instance, check_path
+from lightning_gnn_dist.checks import (
+    Count,
+    Natural,
+    Seed,
+    check_at_least,
+    check_fields,
+    check_instance,
+    check_path,
+    whole,
+)
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.names import extension
-from lightning_gnn_dist.rules import Count, Natural, Seed, check_fields, whole
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler

@@ -18,12 +18,12 @@ from typing import Annotated
 import numpy as np
 import torch
 
+from lightning_gnn_dist.checks import check_fields, within
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.npy import FULL
 from lightning_gnn_dist.partition.base import MAX_SHARE, Partition, check_request
 from lightning_gnn_dist.partition.kernels import Array
 from lightning_gnn_dist.partition.multilevel import Balance, groups, refuse_beyond, repair, undirected
-from lightning_gnn_dist.rules import check_fields, within
 
 try:
     import kaminpar

@@ -19,12 +19,12 @@ from typing import Annotated, Literal
 import numpy as np
 import torch
 
+from lightning_gnn_dist.checks import check_fields, whole, within
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition import kernels
 from lightning_gnn_dist.partition.base import MAX_SHARE, Partition, check_request, part_capacity
 from lightning_gnn_dist.partition.kernels import Array
 from lightning_gnn_dist.partition.random import generator
-from lightning_gnn_dist.rules import check_fields, whole, within
 
 Order = Literal["natural", "random"]
 MAX_PASSES = 10_000  # each reads all edges

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_gnn_dist.checks import brief, check_callable
+from lightning_gnn_dist.checks import Count, brief, check_callable, check_fields
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner, check_request
 from lightning_gnn_dist.partition.metis import MetisPartitioner, check_available
 from lightning_gnn_dist.partition.random import deal
-from lightning_gnn_dist.rules import Count, check_fields
 
 SUPERNODES_PER_PART = 50  # 400 super-nodes for eight parts: benchmarks/accuracy.md
 

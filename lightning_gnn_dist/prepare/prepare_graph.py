@@ -21,7 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 import torch
 
 from lightning_gnn_dist.checks import (
+    Count,
+    Seed,
     check_callable,
+    check_fields,
     check_folder,
     check_instance,
     check_path,
@@ -48,7 +51,6 @@ from lightning_gnn_dist.prepare.nodes import (
 )
 from lightning_gnn_dist.prepare.plan import Plan, plan_of, with_reverse
 from lightning_gnn_dist.prepare.reading import columns_of, count_columns, count_rows, files_of, is_text
-from lightning_gnn_dist.rules import Count, Seed, check_fields
 from lightning_gnn_dist.wire.memory import held_bytes
 
 if TYPE_CHECKING:

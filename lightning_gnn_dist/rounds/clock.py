@@ -15,9 +15,17 @@ from typing import Annotated, Any, NamedTuple, Protocol
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
-from lightning_gnn_dist.checks import MAX_NUMBER, check_at_least, check_instance
+from lightning_gnn_dist.checks import (
+    MAX_NUMBER,
+    Count,
+    Positive,
+    check_at_least,
+    check_fields,
+    check_instance,
+    whole,
+    within,
+)
 from lightning_gnn_dist.rounds.meeting_hook import RoundState
-from lightning_gnn_dist.rules import Count, Positive, check_fields, whole, within
 
 MAX_STEPS = 10**9  # a round of more steps would never end
 Steps = Annotated[int, whole(1, MAX_STEPS)]

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.checks import check_instance
+from lightning_gnn_dist.checks import Count, check_fields, check_instance, within
 from lightning_gnn_dist.rounds.correction_gradients import (
     average_gradient_,
     loss_scale,
@@ -47,7 +47,6 @@ from lightning_gnn_dist.rounds.correction_gradients import (
 )
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rounds.refusals import require_batches
-from lightning_gnn_dist.rules import Count, check_fields, within
 
 Towards = Literal["ranks", "global"]
 DECAY = 0.8  # by default, where the shift changes

@@ -37,11 +37,10 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
 
-from lightning_gnn_dist.checks import check_callable, shown, takes
+from lightning_gnn_dist.checks import Fraction, Positive, check_callable, check_fields, shown, takes
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rounds.reducer import Groups, is_rounded, leave_out_, length_of
-from lightning_gnn_dist.rules import Fraction, Positive, check_fields
 from lightning_gnn_dist.wire.collectives import checksum
 
 Moments = bool | Literal["momentum", "variance"]

@@ -12,13 +12,12 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_at_least, check_fits, check_instance
+from lightning_gnn_dist.checks import Layers, check_at_least, check_fields, check_fits, check_instance
 from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import edge_positions, starts_of
-from lightning_gnn_dist.rules import Layers, check_fields
 from lightning_gnn_dist.sampling.base import check_bulk, check_seeds
 from lightning_gnn_dist.sampling.subgraph import induced
 

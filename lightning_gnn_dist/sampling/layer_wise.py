@@ -23,6 +23,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from lightning_gnn_dist.checks import check_fields
 from lightning_gnn_dist.engine.kernels import Array, Draws
 from lightning_gnn_dist.engine.layer_kernels import LayerDraws, add_column_norms, sample_layers, scale_to
 from lightning_gnn_dist.engine.rng import typed_keys
@@ -30,7 +31,6 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample, csr_of, graph_is_
 from lightning_gnn_dist.engine.weighted import NONE, Rule, Weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.rules import check_fields
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 
 

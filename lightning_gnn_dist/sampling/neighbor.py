@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.checks import check_fields, shown
 from lightning_gnn_dist.engine.kernels import Array, Draws, sample
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, edge_types_of, sample_hops
 from lightning_gnn_dist.engine.weighted import Rule, Weight, weights_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
-from lightning_gnn_dist.rules import check_fields
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 
 _EXAMPLE = "NeighborSampler([15, 10])"

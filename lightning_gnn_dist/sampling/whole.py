@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import Layers, check_fields
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, has_ids, refuse_repeated
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import memory_of
-from lightning_gnn_dist.rules import Layers, check_fields
 from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.subgraph import by_distance, seeds_first
 

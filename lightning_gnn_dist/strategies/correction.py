@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from lightning_gnn_dist.checks import MAX_INTEGER, MAX_NUMBER, is_integer, is_number, shown, takes
+from lightning_gnn_dist.checks import MAX_INTEGER, MAX_NUMBER, check_fields, is_integer, is_number, shown, takes
 from lightning_gnn_dist.gone import of_value
 from lightning_gnn_dist.rounds import refusals
 from lightning_gnn_dist.rounds.correction_gradients import (
@@ -40,7 +40,6 @@ from lightning_gnn_dist.rounds.drift import DriftCorrection
 from lightning_gnn_dist.rounds.means import AveragedMoments, Parameters, optimizer_tensors
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook, hook_of
 from lightning_gnn_dist.rounds.sparse_gradients import no_rows, take_rows_
-from lightning_gnn_dist.rules import check_fields
 from lightning_gnn_dist.wire import collectives
 
 Way = Literal["sliced", "rank0"]

@@ -22,7 +22,7 @@ from lightning_gnn_dist.batches.batches import Deal, Learning, NoSeedsError, Ord
 from lightning_gnn_dist.batches.one_hop import LayerView, Nodes, RowsOfTypes, one_hop, seen_by_layers
 from lightning_gnn_dist.batches.source import WRITTEN, BatchSource, Content, Inputs, made_of, writes_of
 from lightning_gnn_dist.boundary.boundary import Boundary, EdgesInto, Halo, Outside
-from lightning_gnn_dist.checks import brief
+from lightning_gnn_dist.checks import Count, Fraction, brief, check_fields
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, has_ids
 from lightning_gnn_dist.extensions.exchange.row_exchange import Route, RowExchange, tied
 from lightning_gnn_dist.extensions.passes.part_batch import PartNodes, RunsLayers, against_running_layers, part_batch_of
@@ -35,7 +35,6 @@ from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.joint import TrainsReplicasApart, WeighsRanks
 from lightning_gnn_dist.layers.layer_pass import LayerNodes, LayerPass, Work
 from lightning_gnn_dist.layers.through_layers import Layer, layer_rows, layers_in, of_seeds
-from lightning_gnn_dist.rules import Count, Fraction, check_fields
 from lightning_gnn_dist.sampling.block import Block
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.channel import Channel, open_channel

@@ -26,6 +26,7 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveragi
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batches import slice_of
+from lightning_gnn_dist.checks import Count, check_fields
 from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.rng import Purpose, permutation
@@ -39,7 +40,6 @@ from lightning_gnn_dist.graph.typed.names import EdgeType, below_edges, below_no
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 from lightning_gnn_dist.homes.residency import Held, ReadChunks, Residency, bytes_held
 from lightning_gnn_dist.partition.base import Partition, check_request
-from lightning_gnn_dist.rules import Count, check_fields
 
 FILE = "chunks.json"
 _WAY_OUT = "Copy the graph again, or reorder it again."

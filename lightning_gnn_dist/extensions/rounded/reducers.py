@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import check_fields
 from lightning_gnn_dist.extensions.rounded.rounded_mean import Bits, Codec, RoundedMean, means_together
 from lightning_gnn_dist.rounds.means import AveragedMoments, OuterStep
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
 from lightning_gnn_dist.rounds.reducer import Groups, Reducer, is_rounded, leave_out_, real
-from lightning_gnn_dist.rules import check_fields
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import Background, Channel, open_channel
 from lightning_gnn_dist.wire.collectives import scatter_back

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batch import LABELS
-from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.checks import Count, Positive, check_fields, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import degrees_of
 from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of, have_names
 from lightning_gnn_dist.graph.user_ids import Ids, known_ids
-from lightning_gnn_dist.rules import Count, Positive, check_fields
 
 
 class IdIndex:

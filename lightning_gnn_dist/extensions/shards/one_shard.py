@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import check_below, check_file, check_path, shown
+from lightning_gnn_dist.checks import Count, check_below, check_fields, check_file, check_path, shown
 from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.engine.rng import mix
 from lightning_gnn_dist.extensions.shards.index import Bounds, TypedBounds, seeds_of
@@ -33,7 +33,6 @@ from lightning_gnn_dist.prepare.edges import EdgeSorting, OnProgress, edges_at_o
 from lightning_gnn_dist.prepare.nodes import NodesOfType, Part
 from lightning_gnn_dist.prepare.plan import EDGE, EdgeFiles, Plan, edges_in, turn_two_edges
 from lightning_gnn_dist.prepare.prepare_graph import Portion
-from lightning_gnn_dist.rules import Count, check_fields
 
 NODES_AT_ONCE = 1 << 22
 

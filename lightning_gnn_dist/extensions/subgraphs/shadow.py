@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import Layers, check_fields
 from lightning_gnn_dist.engine.compiling import compiled, part
 from lightning_gnn_dist.engine.kernels import DAMAGED, ZERO, Array, Csr, Draws, Table, Work, expand, place_seeds
 from lightning_gnn_dist.engine.rng import typed_keys
@@ -20,7 +21,6 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample, sample_hops
 from lightning_gnn_dist.engine.subgraph_kernels import induce
 from lightning_gnn_dist.engine.weighted import Rule
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.rules import Layers, check_fields
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 from lightning_gnn_dist.sampling.subgraph import by_distance, seeds_first
 

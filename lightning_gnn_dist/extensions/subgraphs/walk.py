@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.checks import Hops, Layers, check_fields, whole
 from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.engine.kernels import Array, Csr, is_no_row
 from lightning_gnn_dist.engine.rng import below, draw, key, permutation
@@ -24,7 +25,6 @@ from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample, csr_
 from lightning_gnn_dist.engine.weighted import Weight, edge_weights
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.rules import Hops, Layers, check_fields, whole
 from lightning_gnn_dist.sampling.base import check_bulk
 from lightning_gnn_dist.sampling.subgraph import induced
 

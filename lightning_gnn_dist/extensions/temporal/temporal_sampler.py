@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import MAX_INTEGER, is_number, shown
+from lightning_gnn_dist.checks import MAX_INTEGER, check_fields, is_number, shown
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, edge_types_of, refuse_repeated, sample_hops
@@ -38,7 +38,6 @@ from lightning_gnn_dist.extensions.temporal.trees import TimedDraws, Trees, samp
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 from lightning_gnn_dist.graph.typed.tables import ASKED, NEVER, as_told
-from lightning_gnn_dist.rules import check_fields
 from lightning_gnn_dist.sampling.base import Sampler, check_bulk
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.collectives import all_gather_rows

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import pytest
 
 from lightning_gnn_dist import Halo
-from lightning_gnn_dist.rules import Rule, rules_of
+from lightning_gnn_dist.checks import Rule, rules_of
 from tests.extensions import MISSING
 from tests.pages import public
 
