@@ -44,7 +44,7 @@ KNOWS_NO_BATCH = "engine"  # neither PyG nor Lightning
 MAX_FUNCTION_LINES = 60
 BESIDE_THE_CORE = {"extensions", "prepare"}  # what the strategies and the data module do without
 # What may only fall: modules, lines of code and modules beside the core that these import, themselves among them.
-MAX_CLOSURES = {("strategies",): (35, 4_398, 0), ("strategies", "data/datamodule.py"): (82, 11_836, 0)}
+MAX_CLOSURES = {("strategies",): (34, 4_385, 0), ("strategies", "data/datamodule.py"): (81, 11_826, 0)}
 MAX_ARGUMENTS = 12  # of a constructor
 
 Rule = Callable[[Path], Iterator[str]]
