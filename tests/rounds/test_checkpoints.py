@@ -53,6 +53,7 @@ def test_a_whole_one_is_taken() -> None:
     assert (state.round_idx, state.batches_done) == (2, 3)
 
 
+TAKES = take_from_checkpoint, take_of_gradients
 NUMBERS = [None, -1, True, 1.5, "x", [], {}]
 DAMAGED = [
     *({"round_idx": value} for value in NUMBERS),
@@ -96,9 +97,25 @@ def test_that_of_another_number_of_ranks_goes_on_with_a_warning() -> None:
         assert take_of_gradients(whole) is None
 
 
-def test_that_of_steps_in_several_batches_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"is of a fit with Holding\(AsRanks\(\.\.\.\)\), which went\. .*weights"):
-        take_of_gradients(checkpoint(strategy="grappa", batches_of_step=4))
+REFUSED: list[tuple[Callable[..., object], dict[str, Any], str]] = [
+    (take_of_gradients, checkpoint(), "by a strategy of rounds, whose epochs are rounds .* and leave ckpt_path out"),
+    (
+        take_of_gradients,
+        checkpoint(strategy="grappa", batches_of_step=4),
+        r"is of a fit with Holding\(AsRanks\(.*weights",
+    ),
+    (take_from_checkpoint, checkpoint(strategy="grappa"), "not written by a strategy of rounds"),
+    (take_from_checkpoint, {"state_dict": {}}, "not written by a strategy of rounds"),
+    (take_from_checkpoint, checkpoint(ranks=[{}, {}]), "written by 2 ranks, and this fit has 1"),
+    (take_from_checkpoint, checkpoint(version=2), "has version 2, .* reads up to 1: upgrade"),
+    *((take, checkpoint(ranks=None), "after an exception, by one rank, .* Resume from another") for take in TAKES),
+]
+
+
+@pytest.mark.parametrize(("take", "content", "message"), REFUSED)
+def test_what_cannot_be_gone_on_with_is_refused(take: Any, content: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        take(content)
 
 
 # What is replaced of Lightning is there, says so where it is not, and is given back.

@@ -96,21 +96,6 @@ def test_states_that_are_averaged_already_are_not_sent_again(monkeypatch: pytest
     assert equal(ours, expected)
 
 
-def only_rank_0_steps(rank: int, world_size: int) -> list[bool]:
-    join(rank, world_size)
-    found = []
-    for mode in ("persistent", "averaged"):
-        ours = weights()
-        local: list[Optimizer] = [torch.optim.Adam(ours)]
-        correct(beside(local, mode), ours, range(3), steps=2 if rank == 0 else 0)
-        found.append(equal(ours, weights()))
-    return found
-
-
-def test_a_step_is_not_collective() -> None:
-    assert run_ranks(only_rank_0_steps, 2) == [[False] * 2, [True] * 2]
-
-
 # The learning rate.
 
 
@@ -283,16 +268,11 @@ class Wrapper(torch.optim.SGD):
 
 @pytest.mark.parametrize("mode", ["persistent", "averaged"])
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam, Wrapper])
-def test_optimizers_that_cannot_be_had_twice_are_refused(mode: Any, kind: Any) -> None:
+def test_optimizers_that_cannot_be_had_twice_are_refused_but_beside_another_kind(mode: Any, kind: Any) -> None:
     ours = weights()
     way_out = r"Correction\(optimizer=lambda parameters: (torch\.optim|LazyAdam)"
     with pytest.raises(ValueError, match=rf"{kind.__name__} .* {way_out}"):
         beside([kind(ours)], mode)
-
-
-@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam, Wrapper])
-def test_they_are_fine_beside_a_correction_of_another_kind(kind: Any) -> None:
-    ours = weights()
     correct(beside([kind(ours)], ADAM), ours, range(1))
     assert not equal(ours, weights())
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torch import Tensor
 
 from lightning_gnn_dist import EverySteps, NeighborSampler
 from tests.ranks import RankError, run_ranks
@@ -117,10 +116,6 @@ def test_validation_by_the_clock_of_each_rank_is_refused() -> None:
     assert sorted(error.value.failures) == [0, 1]
 
 
-def test_all_ranks_may_leave_an_epoch(tmp_path: Path) -> None:
-    assert run_ranks(left, 2, "skip", [0, 1], str(tmp_path)) == [2 * 2, 2 * 2]
-
-
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -146,40 +141,6 @@ def stop_alone(rank: int, world_size: int) -> tuple[int, int]:
 
 def test_one_rank_that_stops_in_mid_round_stops_all_at_its_end() -> None:
     assert run_ranks(stop_alone, 2) == [(2, 8), (2, 8)]
-
-
-def stop_early(rank: int, world_size: int) -> int:
-    stopper = EarlyStopping("val_loss", patience=1, min_delta=1e9)
-    return fit(
-        rank, local_sgd(EverySteps(2)), Net(), devices=world_size, max_epochs=9, validate=True, callbacks=[stopper]
-    ).current_epoch
-
-
-def test_early_stopping_stops_all_ranks_after_the_same_round() -> None:
-    assert run_ranks(stop_early, 2) == [2, 2]
-
-
-def preempted(rank: int, world_size: int, folder: str) -> tuple[int, Any]:
-    class Preempt(Net):
-        def training_step(self, batch: list[Tensor]) -> Tensor:
-            if rank == 1 and self.global_step == 5:
-                os.kill(os.getpid(), signal.SIGTERM)
-            return super().training_step(batch)
-
-    module = Preempt()
-    saver = ModelCheckpoint(folder, filename="{epoch}", save_on_exception=True)
-    strategy = local_sgd(EverySteps(4))
-    try:
-        fit(rank, strategy, module, devices=world_size, max_epochs=9, callbacks=[saver], enable_checkpointing=True)
-    except SystemExit as left:
-        return module.trainer.global_step, left.code
-    return module.trainer.global_step, None
-
-
-def test_sigterm_on_one_rank_ends_all_at_the_meeting(tmp_path: Path) -> None:
-    results = run_ranks(preempted, 2, str(tmp_path))
-    assert results == [(8, 128 + signal.SIGTERM)] * 2
-    assert list(tmp_path.glob("*.ckpt"))
 
 
 def preempted_at_the_end(rank: int, world_size: int, strategy: Any) -> Any:
