@@ -15,6 +15,7 @@ from lightning_gnn_dist.rounds.drift import DriftCorrection
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
 from tests.sage import SAGE
+from tests.strategies.by_hand import Plain, double_graph, gradient_among
 from tests.strategies.fitting import State, state_of
 from tests.strategies.graph_fitting import data_module, fit, model, small_graph
 
@@ -116,33 +117,20 @@ def test_a_weight_that_was_frozen_has_no_shift_to_compare() -> None:
 # A few rounds, with norms and with parts that change, are what twenty lines make of them.
 
 
-class Normed(SAGE):
-    """In float64, with a norm between its layers."""
+class Normed(Plain):
+    """With a norm between its layers."""
 
     def __init__(self) -> None:
-        super().__init__(12, 4, blocks=False)
-        self.norm = torch.nn.BatchNorm1d(16)
-        self.double()
+        super().__init__(lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+        self.norm = torch.nn.BatchNorm1d(16).double()
 
-    def layers(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return self.convs[1](self.norm(self.convs[0](x, edge_index)).relu(), edge_index)
-
-    def forward(self, batch: Any) -> Tensor:
-        return self.layers(batch.x, batch.edge_index)[: batch.batch_size]
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
+    def between(self, x: Tensor) -> Tensor:
+        return self.norm(x).relu()
 
 
 def normed() -> Normed:
     torch.manual_seed(0)
     return Normed()
-
-
-def double_graph() -> lgd.Graph:
-    graph = small_graph()
-    graph.node_arrays["x"] = graph.node_arrays["x"].double()
-    return graph
 
 
 STEPS, ROUNDS = 2, 4
@@ -171,21 +159,13 @@ def in_rounds(rank: int, world_size: int, residency: Any) -> tuple[State, list[l
 def by_hand(parts: list[list[Tensor]]) -> State:
     """Drift correction with anchors of the round's own parts, in training mode, statistics put back."""
     graph, replicas = double_graph(), [normed() for _ in parts[0]]
-    x, y, train = (graph.node_arrays[name] for name in ("x", "y", "train_mask"))
-    edges = torch.stack([graph.indices.long(), torch.arange(400).repeat_interleave(graph.degrees())])
-
-    def gradient(net: Normed, nodes: Tensor) -> tuple[Tensor, ...]:
-        place = torch.full((400,), -1).index_put((nodes,), torch.arange(len(nodes)))
-        inside = place[edges][:, (place[edges] >= 0).all(0)]
-        logits = net.layers(x[nodes], inside)[train[nodes]]
-        return torch.autograd.grad(functional.cross_entropy(logits, y[nodes][train[nodes]]), list(net.parameters()))
 
     for nodes in parts[:ROUNDS]:
-        own = [gradient(copy.deepcopy(net), part) for net, part in zip(replicas, nodes, strict=True)]
+        own = [gradient_among(copy.deepcopy(net), graph, part) for net, part in zip(replicas, nodes, strict=True)]
         shared = [sum(tensors) / len(replicas) for tensors in zip(*own, strict=True)]
         for net, part, anchor in zip(replicas, nodes, own, strict=True):
             for step in range(STEPS):
-                moves = zip(net.parameters(), gradient(net, part), shared, anchor, strict=True)
+                moves = zip(net.parameters(), gradient_among(net, graph, part), shared, anchor, strict=True)
                 for parameter, g, whole, mine in moves:
                     parameter.data -= 0.1 * (g + 0.8**step * (whole - mine))
         for tensors in zip(*([*net.parameters(), *net.norm.buffers()] for net in replicas), strict=True):

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lightning_gnn_dist import Correction
+from lightning_gnn_dist import Correction, Graph
 from lightning_gnn_dist.strategies.correction import CorrectionOptimizer
+from tests.sage import SAGE
+from tests.strategies.graph_fitting import small_graph
 
 Make = Callable[[Any], Optimizer]
 
@@ -75,3 +77,40 @@ def agreement(ways: list[Tensor], old: list[Tensor]) -> float:
         return 0.0
     now, then = (torch.cat([way.flatten() for way in each]) for each in (ways, old))
     return round(1024 * min(1.0, max(0.0, float(now @ then / (then @ then))))) / 1024
+
+
+class Plain(SAGE):
+    """In float64, on edges as they are."""
+
+    def __init__(self, optimizer: Make) -> None:
+        super().__init__(12, 4, blocks=False)
+        self.make = optimizer
+        self.double()
+
+    def between(self, x: Tensor) -> Tensor:
+        return x.relu()
+
+    def logits(self, x: Tensor, edge_index: Tensor) -> Tensor:
+        return self.convs[1](self.between(self.convs[0](x, edge_index)), edge_index)
+
+    def forward(self, batch: Any) -> Tensor:
+        return self.logits(batch.x, batch.edge_index)[: batch.batch_size]
+
+    def configure_optimizers(self) -> Any:
+        return self.make(self.parameters())
+
+
+def double_graph() -> Graph:
+    graph = small_graph()
+    graph.node_arrays["x"] = graph.node_arrays["x"].double()
+    return graph
+
+
+def gradient_among(net: Plain, graph: Graph, nodes: Tensor) -> list[Tensor]:
+    """Of the loss of the training nodes among these, over the edges among them."""
+    x, y, train = (graph.node_arrays[name][nodes] for name in ("x", "y", "train_mask"))
+    edges = torch.stack([graph.indices.long(), torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())])
+    place = torch.full((graph.num_nodes,), -1).index_put((nodes,), torch.arange(len(nodes)))
+    inside = place[edges][:, (place[edges] >= 0).all(0)]
+    loss = nn.functional.cross_entropy(net.logits(x, inside)[train], y[train])
+    return list(torch.autograd.grad(loss, net.parameters()))

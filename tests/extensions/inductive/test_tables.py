@@ -11,7 +11,7 @@ from torch_geometric.nn import SAGEConv
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids
-from tests.callbacks.test_tables import COUNT, NAMES, Rows, check, prepared, prepared_from, start
+from tests.callbacks.test_predictions import COUNT, NAMES, Rows, check, prepared, prepared_from, start
 from tests.ranks import run_ranks
 
 NEW = ["brand-new", "z"]

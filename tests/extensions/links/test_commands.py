@@ -11,7 +11,7 @@ import torch
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.cli.train import nodes_asked
-from tests.callbacks.test_tables import NAMES, prepared
+from tests.callbacks.test_predictions import NAMES, prepared
 from tests.cli.conftest import EXAMPLES, Command
 from tests.cli.conftest import run_here as run_here
 from tests.cli.test_prepare import check_files_are_compared

@@ -3,7 +3,7 @@
 import pytest
 
 import lightning_gnn_dist as lgd
-from tests.data.test_input_ids import GRAPH, all_batches, check
+from tests.data.test_settings import GRAPH, all_batches, check
 
 
 def test_links_say_which_held_edge_they_are() -> None:

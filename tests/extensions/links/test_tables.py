@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import lightning_gnn_dist as lgd
-from tests.callbacks.test_tables import COUNT, NAMES, Rows, prepared, start
+from tests.callbacks.test_predictions import COUNT, NAMES, Rows, prepared, start
 from tests.ranks import run_ranks
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import lightning_gnn_dist as lgd
-from tests.callbacks.test_tables import NAMES, Rows, by_hand, check, prepared, start
+from tests.callbacks.test_predictions import NAMES, Rows, by_hand, check, prepared, start
 from tests.ranks import run_ranks
 
 

@@ -15,7 +15,7 @@ from tests.every_strategy import PATIENCE
 from tests.ranks import join, run_ranks
 from tests.strategies.fitting import differs, state_of
 from tests.strategies.graph_fitting import data_module, fit, model
-from tests.strategies.test_llcg_default import RANKS, STEPS, by_hand, in_rounds, plain
+from tests.strategies.test_llcg import RANKS, STEPS, by_hand, in_rounds, plain
 from tests.strategies.test_one_rank import searched
 from tests.strategies.test_used_parameters import check_fine_tuning
 from tests.wire.test_hosts import HOSTS, NUMBERS, WEIGHTS, mean_by_hand, of_rank, sent_by

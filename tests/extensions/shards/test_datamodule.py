@@ -14,9 +14,8 @@ from lightning_gnn_dist import Loading, NeighborSampler, Partition, PartitionedD
 from lightning_gnn_dist.extensions.shards.home import ShardHome
 from tests.callbacks.test_run_report import fit as fit_with_report
 from tests.callbacks.test_run_report import logged
-from tests.data.test_input_ids import GRAPH, check_that_ranks_share_places
 from tests.data.test_precision import stored_as
-from tests.data.test_settings import check_copies
+from tests.data.test_settings import GRAPH, check_copies, check_that_ranks_share_places
 from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE, plain_ddp
 from tests.graph.parted import in_order_of_parts, in_order_of_shards, typed_graph_of_widths, uneven_partition

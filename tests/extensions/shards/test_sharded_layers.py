@@ -30,9 +30,8 @@ from tests.extensions.passes.test_prediction import Bipartite, Deep, at_most
 from tests.extensions.temporal.temporal_graphs import plain
 from tests.graph.parted import small_graph, some_partition
 from tests.layers.models import MODELS, graph_of, uneven_data
-from tests.layers.test_probe import on_two_ranks
 from tests.layers.test_ranks import SLOW, check, evaluate
-from tests.layers.test_sight import check_ranks, sparse_data
+from tests.layers.test_sight import check_ranks, on_two_ranks, sparse_data
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.placing import placed
 from tests.ranks import RankError, join, run_ranks
