@@ -140,6 +140,8 @@ def test_too_little_memory_is_told_with_what_the_process_holds(
     monkeypatch.setattr(prepare_graph_module, "LEAST_ROOM", 0)
     with pytest.raises(ValueError, match=r"memory_bytes=100 are too few. .* holds 1,000 bytes: add them\.$"):
         prepare_graph(source, tmp_path / "graph", memory_bytes=1100)
+    prepare_graph(source, tmp_path / "graph", memory_bytes=50_000)  # goes on with what is done
+    assert content(tmp_path / "graph") == from_memory(source, tmp_path / "expected", undirected=False)
 
 
 def peak_beside(rank: int, world_size: int, folder: Path) -> int:

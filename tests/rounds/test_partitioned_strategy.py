@@ -7,6 +7,7 @@ import threading
 import time
 from contextlib import ExitStack, suppress
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,15 +85,18 @@ def test_missing_ranks_are_named_in_time(
 served: list[Any] = []  # by rank 0, until all have returned
 
 
-def call_twice(rank: int, world_size: int) -> bool:
+def call_twice(rank: int, world_size: int, *, comes_late: bool) -> bool:
+    if comes_late:
+        os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rank)  # the host of rank 0 has just come
     port = int(os.environ["MASTER_PORT"])
     for _ in range(2):
         served.append(Roll("127.0.0.1", port, rank, world_size, timedelta(seconds=60)).call())
     return None not in served
 
 
-def test_the_roll_is_called_anew_each_time() -> None:
-    assert run_ranks(call_twice, 3) == [True] * 3
+@pytest.mark.parametrize("comes_late", [False, True])
+def test_the_roll_is_called_anew_each_time_also_of_a_host_that_comes_later(comes_late: bool) -> None:
+    assert run_ranks(partial(call_twice, comes_late=comes_late), 3) == [True] * 3
 
 
 @pytest.mark.parametrize("is_silent", [True, False])

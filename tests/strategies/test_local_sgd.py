@@ -1,5 +1,6 @@
 """Laws of local SGD, on several gloo ranks: what a meeting computes, what it sends, and what is refused."""
 
+import copy
 from datetime import timedelta
 from typing import Any
 
@@ -166,3 +167,7 @@ def weigh_plain_loader(rank: int, world_size: int) -> None:
 def test_weights_by_nodes_need_a_loader_that_knows_them() -> None:
     with pytest.raises(RankError, match='use weights="uniform"'):
         run_ranks(weigh_plain_loader, 2)
+
+
+def test_a_copy_of_a_strategy_trains() -> None:
+    assert fit(0, copy.deepcopy(LocalSGDStrategy(EverySteps(2))), Net(), devices=1).global_step == 6

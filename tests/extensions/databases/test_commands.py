@@ -1,12 +1,19 @@
 """From the made-up shop to tables of predictions, by the commands and the configurations that ship."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 
+from lightning_gnn_dist import EverySteps, GrappaStrategy, LLCGStrategy, PartitionedDataModule
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.databases.shop import write_shop
 from tests.cli.test_train import command
+from tests.data_fitting import trainer
+from tests.pages import ROOT
 from tests.ranks import run_ranks
 
 WHERE = {"relational.yaml": "--data.graph", "recommending.yaml": "--data.init_args.split"}  # the option of the graph
@@ -52,3 +59,26 @@ def test_a_shop_is_the_same_for_the_same_seed(tmp_path: Path, capsys: pytest.Cap
     assert (tmp_path / "a" / "order.csv").read_bytes() != (tmp_path / "c" / "order.csv").read_bytes()
     with pytest.raises(SystemExit, match=r"shop: .*a"):
         main(["shop", str(tmp_path / "a")])
+
+
+def judged(rank: int, world_size: int, path: str, strategy: Any) -> tuple[dict[str, float], dict[str, float]]:
+    """Metrics of the model of the examples before and after a short fit."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "examples")
+        from relational import RelationalSAGE
+
+    pl.seed_everything(0, verbose=False)
+    running, data = trainer(world_size, strategy, max_epochs=1), PartitionedDataModule(path, task="stays")
+    module = RelationalSAGE(path, "stays", channels=4)
+    (before,) = running.test(module, data, verbose=False)
+    running.fit(module, data)
+    return dict(before), {name: float(each) for name, each in running.callback_metrics.items() if name[:4] == "val_"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", [GrappaStrategy, partial(LLCGStrategy, EverySteps(2))], ids=["grappa", "llcg"])
+def test_metrics_of_several_ranks_are_those_of_one(strategy: Callable[[], Any], graph: Path) -> None:
+    ((before, _),) = run_ranks(judged, 1, str(graph), "auto")
+    first, second = run_ranks(judged, 2, str(graph), strategy())
+    assert first == second and first[0] == pytest.approx(before, abs=1e-6)
+    assert before.keys() == {"test_auroc", "test_ap"} and first[1].keys() == {"val_auroc", "val_ap"}

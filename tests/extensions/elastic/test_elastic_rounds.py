@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.elastic.membership import SIGN, waits
 from tests.extensions.elastic.elastic_fitting import AWAITED, TIMEOUT_SECONDS, TWO, Fate, come_back, train
+from tests.extensions.links.link_model import LinkSAGE, held
 from tests.python_server import fast_python
 from tests.ranks import RankError, run_ranks, start_ranks
 from tests.sage import SAGE
@@ -156,6 +158,39 @@ def test_the_part_of_a_dead_rank_is_dealt_to_the_others(tmp_path: Path) -> None:
     assert one[0][-1] + two[0][-1] == num_train
     assert one[2] == two[2] > 0.5  # both evaluate on everything
     assert differs(one[3], two[3]) == 0.0
+
+
+def share_links(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[Counter[Any], float, State]:
+    class Judging(LinkSAGE):
+        def training_step(self, batch: Any) -> Tensor:
+            if self.current_epoch == 1 and fate.rank == rank:
+                os.kill(os.getpid(), fate.signal)
+            return super().training_step(batch)
+
+        def on_validation_start(self) -> None:
+            self.judged.clear()
+
+    options: dict[str, Any] = {"partitioner": lgd.RandomPartitioner(), "loading": lgd.Loading(num_threads=0)}
+    options |= {"sampler": lgd.NeighborSampler([4, 4]), "holding": lgd.Holding(cache_dir=folder), "batch_size": 32}
+    peers = lgd.Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
+    module, data = Judging(8), lgd.LinkDataModule(small_split(), **options)
+    trainer = fit(rank, lgd.TMAStrategy(lgd.EverySteps(4), peers=peers), module, devices=1, train=data, max_epochs=4)
+    targets = Counter(target for batch in module.judged for target in batch)
+    return targets, float(trainer.callback_metrics["mrr"]), state_of(module)
+
+
+def small_split() -> lgd.LinkSplit:
+    return lgd.split_edges(lgd.communities(300, 4, num_features=8), negatives=60)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lighthouse")
+def test_those_who_remain_judge_all_held_edges(tmp_path: Path) -> None:
+    with start_ranks(share_links, 3, str(tmp_path), Fate(0)) as ranks:
+        _, one, two = ranks.results(may_die={0})
+    assert one[0] == two[0] == held(small_split(), "val")
+    assert one[1] == two[1] > 0
+    assert differs(one[2], two[2]) == 0.0
 
 
 def wait_in_vain(rank: int, world_size: int, sign: str) -> None:

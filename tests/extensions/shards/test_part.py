@@ -1,6 +1,7 @@
 """The part of a shard and what a boundary brings along is the part of the whole graph, to the bit."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +245,15 @@ def test_fits_that_cannot_be_are_refused(num_ranks: int, boundary: Any, message:
     divided(2, tmp_path)
     for said in run_ranks(refused, num_ranks, tmp_path, 2, boundary):
         assert message in said
+
+
+@dataclass(frozen=True)
+class Another(Boundary):
+    def around(self, graph: lgd.Graph, residents: Tensor, edges_into: Any, seed: int) -> list[Tensor]:
+        return [graph.halo(residents)]
+
+
+def test_a_boundary_of_ones_own_that_does_not_take_shards_is_refused(tmp_path: Path) -> None:
+    divided(2, tmp_path)
+    with pytest.raises(ValueError, match=r"Isolated\(\), Halo\(\), Exchange\(\) or Fetch\(\) .*, got Another\(\)"):
+        lgd.PartitionedDataModule(tmp_path / "shares", boundary=Another())

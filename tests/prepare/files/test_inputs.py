@@ -100,6 +100,14 @@ def negative(folder: Path) -> str:
     return r"edges.npy names the receiver -3, but ids begin at 0"
 
 
+def beyond_the_nodes(folder: Path) -> str:
+    (folder / "edge_index").mkdir()
+    for name, numbers in (("000", EDGES[:, EDGES.max(0) < 30]), ("001", EDGES)):
+        np.save(folder / "edge_index" / f"{name}.npy", numbers)
+    np.save(folder / "y.npy", np.zeros(30, np.int64))
+    return r"001.npy names the (sender|receiver) 3[0-9], but there are 30 nodes"
+
+
 def no_edges(folder: Path) -> str:
     np.save(folder / "x.npy", np.zeros((5, 3)))
     return r"x.npy must hold integers of shape \(2, E\) or \(E, 2\), got float64 \(5, 3\)"
@@ -110,7 +118,8 @@ def empty(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "damage", [truncated_npy, truncated_header, truncated_gzip, truncated_row, negative, no_edges, empty]
+    "damage",
+    [truncated_npy, truncated_header, truncated_gzip, truncated_row, negative, beyond_the_nodes, no_edges, empty],
 )
 def test_what_is_no_list_of_edges_is_refused(damage: Callable[[Path], str], folder: Path, tmp_path: Path) -> None:
     message = damage(folder)
