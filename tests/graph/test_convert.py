@@ -13,7 +13,7 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.convert import RESERVED, quantize_rows, scale_of
+from lightning_gnn_dist.graph.convert import RESERVED, quantize_rows
 
 Arrays: TypeAlias = dict[str, Tensor]
 
@@ -234,16 +234,6 @@ def test_rows_come_back_within_half_a_step(shape, at_once, monkeypatch):
     per_row = scale.view(-1, *[1] * (len(shape) - 1))
     assert ((small * per_row - x).abs() <= 0.501 * per_row).all()
     assert small.flatten(1).abs().amax(1).unique().tolist() == [0, 127]
-
-
-def test_only_int8_has_scales():
-    arrays = {"x": torch.zeros(4, 2, dtype=torch.int8), "x_scale": torch.ones(4)}
-    assert scale_of("x", arrays) is arrays["x_scale"]
-    assert scale_of("x_scale", arrays) is None
-    assert scale_of("x", arrays | {"x": torch.zeros(4, 2)}) is None
-    assert scale_of("x", arrays | {"x_scale": torch.ones(4, 2)}) is None
-    assert scale_of("x", arrays | {"x_scale": torch.ones(4).long()}) is None
-    assert scale_of("x", {"x": arrays["x"]}) is None
 
 
 @pytest.mark.parametrize(

@@ -100,38 +100,28 @@ def test_a_label_that_is_nan_is_no_label(columns: tuple[int, ...], folder: Path,
     assert re.search(r"2 nodes of train_mask of .*paper have NaN for a label", "".join(logged))
 
 
-def replaced(name: str, array: Any) -> Callable[[Path], None]:
-    return lambda folder: np.save(folder / name, np.array(array))
+def array(name: str, values: Any) -> Callable[[Path], object]:
+    return lambda folder: np.save(folder / name, np.array(values))
 
 
-def text(name: str, content: str) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        (folder / name).write_text(content)
-
-    return write
+def by_no_such_venue(folder: Path) -> None:
+    (folder / "edges/venue__by__paper.csv").write_text("a,b\n3,0\n")
 
 
-CITES = "edges/paper__cites__paper"
-BAD: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
+CITES, IN_TIME = "edges/paper__cites__paper", {"time": "time"}
+NAN_TIMES = array("nodes/paper/time.npy", [np.nan] * 12)
+BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
     "a sender of another type": (
-        text("edges/venue__by__paper.csv", "a,b\n3,0\n"),
+        by_no_such_venue,
         {},
-        r"by__paper.csv: column 'a' holds '3' in row 1, but there are 3 nodes of its type",
+        "by__paper.csv: column 'a' holds '3' in row 1, but there are 3 n",
     ),
-    "too few of what edges carry": (
-        replaced(f"{CITES}/time.npy", [1.0]),
-        {},
-        r"time has shape \(1,\), and there are 40",
-    ),
-    "weights that are NaN": (replaced(f"{CITES}/w.npy", [np.nan] * 40), {}, r"'cites', 'paper'\]: w holds NaN"),
-    "times that are NaN": (replaced("nodes/paper/time.npy", [np.nan] * 12), {"time": "time"}, "time of node 0 is NaN"),
-    "times in columns": (
-        replaced(f"{CITES}/time.npy", np.ones((40, 2))),
-        {"time": "time"},
-        "time must hold one number",
-    ),
+    "too few of what edges carry": (array(f"{CITES}/time.npy", [1.0]), {}, r"time has shape \(1,\), and there are 40"),
+    "weights that are NaN": (array(f"{CITES}/w.npy", [np.nan] * 40), {}, r"'cites', 'paper'\]: w holds NaN"),
+    "times that are NaN": (NAN_TIMES, IN_TIME, "time of node 0 is NaN"),
+    "times in columns": (array(f"{CITES}/time.npy", np.ones((40, 2))), IN_TIME, "time must hold one number"),
     "another length": (
-        replaced("nodes/author/x.npy", np.ones((6, 1))),
+        array("nodes/author/x.npy", np.ones((6, 1))),
         {},
         r"data\['author'\]: train_mask has shape \(7,\)",
     ),
@@ -142,10 +132,11 @@ BAD: dict[str, tuple[Callable[[Path], None], dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("change", "options", "message"), BAD.values(), ids=BAD)
 def test_what_cannot_be_right_is_refused(
-    folder: Path, change: Callable[[Path], None], options: dict[str, Any], message: str
+    folder: Path, change: Callable[[Path], object], options: dict[str, Any], message: str
 ) -> None:
     change(folder)
-    source = folder / options.pop("source", ".")
+    source = folder / options.get("source", ".")
+    options = {name: value for name, value in options.items() if name != "source"}
     with pytest.raises(ValueError, match=message):
         prepare_graph(source, folder.parent / "graph", **options)
     assert not (folder.parent / "graph").exists()

@@ -16,7 +16,6 @@ from lightning_gnn_dist.graph import rows as rows_module
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed import build as build_module
 from lightning_gnn_dist.graph.typed import types as types_module
-from lightning_gnn_dist.graph.typed.types import GraphTypes
 from tests.conftest import module_of
 from tests.graph.typed.graphs import check_same, small
 
@@ -59,70 +58,49 @@ def named(kind: str) -> Callable[[], HeteroData]:
     return lambda: small().rename(name="author", new_name=kind)
 
 
-def of_two_names(first: tuple[str, str, str], second: tuple[str, str, str]) -> HeteroData:
+def two_names() -> HeteroData:
     data = HeteroData()
-    for kind in {first[0], first[2], second[0], second[2]}:
+    for kind in ("a", "d", "a__b"):
         data[kind].num_nodes = 2
-    data[first].edge_index = data[second].edge_index = torch.tensor([[0], [1]])
+    for kind in (("a", "b__c", "d"), ("a__b", "c", "d")):
+        data[kind].edge_index = torch.tensor([[0], [1]])
     return data
 
 
-PAIR = torch.tensor([[0], [1]])
-BAD: dict[str, tuple[Callable[[], HeteroData], dict[str, Any], str]] = {
-    "no node count": (
-        without("venue", "num_nodes"),
-        {},
-        r"data\['venue'\]: nothing says .* set data\['venue'\].num_nodes",
-    ),
+PAIR, IN_TIME = torch.tensor([[0], [1]]), {"time": "time"}
+SENDER_7 = with_edges(("author", "edits", "paper"), torch.tensor([[7], [0]]))
+NO_TIME, LAST_NAN = torch.tensor([NAN] + [0.0] * 39), torch.tensor([0.0] * 11 + [NAN])
+BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
+    "no node count": (without("venue", "num_nodes"), {}, r"data\['venue'\]: nothing says .* set data\['venue'\].num_n"),
     "no nodes": (changed(venue__num_nodes=0), {}, r"data\['venue'\]: there are no nodes of this type: leave it out"),
     "lengths differ": (changed(paper__z=torch.ones(11)), {}, r"data\['paper'\]: z has shape \(11,\), but .* 12 nodes"),
-    "sender of another type": (
-        with_edges(("author", "edits", "paper"), torch.tensor([[7], [0]])),
-        {},
-        r"names the sender 7, but there are 7 nodes of type 'author': their ids count from 0, .* \[0, 7\)",
-    ),
+    "sender of another type": (SENDER_7, {}, r"the sender 7, but there are 7 nodes of type 'author': .* \[0, 7\)"),
     "no edge_index": (
         without(CITES, "edge_index"),
         {},
         r"there is no edge_index: set data\['paper', 'cites', 'paper'\]",
     ),
-    "unknown end": (
-        with_edges(("paper", "by", "x"), PAIR),
-        {},
-        r"names the node type 'x', which is not there .*num_nodes",
-    ),
+    "unknown end": (with_edges(("paper", "by", "x"), PAIR), {}, r"the node type 'x', which is not there .*num_nodes"),
     "empty node type": (named(""), {}, "'' cannot be the name of a type"),
     "long type": (named("x" * 201), {}, "The name of the type 'xxx.* has more than 200 bytes: shorten it"),
-    "one folder for two": (
-        lambda: of_two_names(("a", "b__c", "d"), ("a__b", "c", "d")),
-        {},
-        r"\('a__b', 'c', 'd'\) and \('a', 'b__c', 'd'\) would have one folder, a__b__c__d: rename one",
-    ),
+    "one folder for two": (two_names, {}, r"\('a__b', 'c', 'd'\) and .* would have one folder, a__b__c__d: rename one"),
     "no types": (HeteroData, {}, "A typed graph needs a node type and an edge type at least"),
-    "an array of no type": (
-        lambda: HeteroData(small().to_dict() | {"z": torch.ones(3)}),
-        {},
-        r"\['z'\] belong to no type",
-    ),
+    "an array of no type": (lambda: HeteroData(small().to_dict() | {"z": PAIR}), {}, r"\['z'\] belong to no type"),
     "time is NaN": (
-        changed(cites__time=torch.tensor([NAN] + [0.0] * 39)),
-        {"time": "time", "check_features": False},
-        r"\['paper', 'cites', 'paper'\]: time of edge 0 is NaN, and edges are ordered by it",
+        changed(cites__time=NO_TIME),
+        IN_TIME | {"check_features": False},
+        r"'paper'\]: time of edge 0 is NaN",
     ),
     "node time is NaN": (
-        changed(paper__time=torch.tensor([0.0] * 11 + [NAN])),
-        {"time": "time"},
-        r"data\['paper'\]: time of node 11 is NaN, and nodes are ordered by it",
+        changed(paper__time=LAST_NAN),
+        IN_TIME,
+        r"\['paper'\]: time of node 11 is NaN, and .* ordered",
     ),
-    "time in columns": (
-        changed(cites__time=torch.ones(40, 2)),
-        {"time": "time"},
-        "time must hold one number for each edge",
-    ),
+    "time in columns": (changed(cites__time=torch.ones(40, 2)), IN_TIME, "time must hold one number for each edge"),
     "no such time": (small, {"time": "when"}, "time names the array 'when', and no node type and no edge type has it"),
     "time is no name": (small, {"time": 3}, "time must be a name such as 'time', got 3"),
     "regression of classes": (small, {"float_labels": True}, "no node type has a y of fractions"),
-    "time of a Data": (lambda: Data(edge_index=PAIR, num_nodes=2), {"time": "t"}, "leave it out for a Data"),  # type: ignore[dict-item, return-value]
+    "time of a Data": (lambda: Data(edge_index=PAIR, num_nodes=2), {"time": "t"}, "leave it out for a Data"),
 }
 
 
@@ -216,11 +194,7 @@ def write(graph: Graph, path: Path, arrays: dict[str, torch.Tensor], **about: An
     [
         ({"edge_type": torch.zeros(99, dtype=torch.uint8)}, {}, "is said to be of type"),
         ({"edge_type": torch.full((99,), 5, dtype=torch.uint8)}, {}, r"edge_type must lie in \[0, 5\), got 5 to 5"),
-        (
-            {"edge_type": torch.zeros(99, dtype=torch.int32)},
-            {},
-            r"edge_type must hold torch.uint8.*meta.json|meta.json",
-        ),
+        ({"edge_type": torch.zeros(99, dtype=torch.int32)}, {}, r"edge_type must hold torch.uint8|meta.json"),
         ({"nodes/paper/x": torch.ones(3, 2)}, {}, r"data\['paper'\]: x has shape \(3, 2\)"),
         ({}, {"nodes": [["paper", 12], ["author", 7]]}, "names the node type 'venue', which is not there"),
         ({}, {"nodes": [["paper", 12], ["author", 6], ["venue", 4]]}, r"data\['author'\]: x has shape"),
@@ -264,10 +238,6 @@ def test_types_cost_less_than_a_third_of_the_edges(tmp_path: Path) -> None:
 # One id space, rows in order of types, arrays by type: against loops over a small graph.
 
 
-def types_of(graph: Graph) -> GraphTypes:
-    return graph.types
-
-
 def row_by_hand(data: HeteroData, kind: str, node: int, time: str | None) -> list[tuple[int, int]]:
     """The senders of a node, by their ids in the graph, with the number of the edge type."""
     first = {"paper": 0, "author": 12, "venue": 19}
@@ -289,7 +259,7 @@ def row_by_hand(data: HeteroData, kind: str, node: int, time: str | None) -> lis
 def test_rows_are_in_order_of_type_time_and_sender(time: str | None) -> None:
     data = small()
     graph = Graph.from_pyg(data, time=time)
-    types = types_of(graph)
+    types = graph.types
     for node in range(graph.num_nodes):
         number, local = (int(found) for found in types.to_local(torch.tensor([node])))
         row = slice(int(graph.indptr[node]), int(graph.indptr[node + 1]))
@@ -299,7 +269,7 @@ def test_rows_are_in_order_of_type_time_and_sender(time: str | None) -> None:
 
 
 def test_ids_of_a_type_and_of_the_graph() -> None:
-    types = types_of(Graph.from_pyg(small()))
+    types = Graph.from_pyg(small()).types
     assert types.num_nodes == {"paper": 12, "author": 7, "venue": 3} and types.offsets == (0, 12, 19, 22)
     assert types.nodes_of("author") == range(12, 19)
     number, local = types.to_local(torch.tensor([18, 0, 21]))
@@ -313,7 +283,7 @@ def test_ids_of_a_type_and_of_the_graph() -> None:
 
 def test_splits_and_arrays_belong_to_a_type() -> None:
     graph = Graph.from_pyg(small())
-    types = types_of(graph)
+    types = graph.types
     assert graph.split("train").tolist() == [0, 2, 4, 6, 8, 10, 12, 13]
     assert types.node_arrays["author"]["x"].dtype == torch.float16 and types.node_arrays["venue"] == {}
     assert types.edges_of(("paper", "in", "venue")).numel() == 0
@@ -327,7 +297,7 @@ def test_the_part_of_some_nodes_is_pygs_subgraph(at_once: int, monkeypatch: pyte
         monkeypatch.setattr(module, "EDGES_PER_PIECE", at_once)
     data = small()
     graph = Graph.from_pyg(data, edge_ids=True)
-    types, picked = types_of(graph), {"paper": torch.tensor([1, 2, 5, 6, 11]), "author": torch.tensor([0, 3, 4, 6])}
+    types, picked = graph.types, {"paper": torch.tensor([1, 2, 5, 6, 11]), "author": torch.tensor([0, 3, 4, 6])}
     nodes = torch.cat([ids + types.nodes_of(kind).start for kind, ids in picked.items()])
     part = graph.induced(nodes)
     part.check_edges()
@@ -360,7 +330,7 @@ def test_many_edge_types_take_two_bytes() -> None:
     for number in range(257):
         data["a", f"r{number}", "a"].edge_index = torch.tensor([[0], [1]])
     graph = Graph.from_pyg(data, edge_ids=True)
-    assert types_of(graph).edge_type.dtype == torch.int16
+    assert graph.types.edge_type.dtype == torch.int16
     check_same(graph.to_pyg(), data)
 
 

@@ -132,18 +132,10 @@ def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("edges", "nodes", "message"),
     [
-        (
-            "a,b\nn1,n2\n",
-            None,
-            "'a' holds 'n1' in row 1, and nodes are numbered .* or the table of nodes",
-        ),
+        ("a,b\nn1,n2\n", None, "'a' holds 'n1' in row 1, and nodes are numbered .* or the table of nodes"),
         ("a,b\n-1,2\n", None, "'a' holds '-1' in row 1, and nodes are numbered 0, 1, 2"),
         ("a\n1\n", None, "has one column, 'a', but an edge has two ends"),
-        (
-            "a,b\nn1,n9\n",
-            "id,f\nn1,1\nn2,2\n",
-            "edges.csv: column 'b' holds 'n9' in row 1, which no row of .*nodes.csv",
-        ),
+        ("a,b\nn1,n9\n", "id,f\nn1,1\nn2,2\n", "'b' holds 'n9' in row 1, which no row of .*nodes.csv"),
         ("a,b\n1,2\n", "id,f\n1,1\n1,2\n", "lists node 1 twice"),
         ("a,b\n1,2\n", "id,f\n1,\n2,\n", r"'f' has no cell that is not empty: leave it out .--drop f"),
         ("a,b\n1,2\n", "id,split\n1,train\n2,dev\n", "'split' holds 'dev' in row 2, which is no split"),
@@ -173,72 +165,72 @@ def test_what_is_wrong_in_a_table_is_named(edges: str, nodes: str | None, messag
         read(**where)
 
 
-@pytest.mark.parametrize(
-    ("array", "message"),
-    [
-        (np.array(["a", "b"]), r"t.npy holds <U1, which torch cannot compute with"),
-        (np.array([None, 1]), "t.npy holds Python objects"),
-        (np.array(["2020", "2021"], "datetime64[Y]"), r"t.npy holds datetime64\[Y\], which torch cannot compute with"),
-        (np.ones(2, np.longdouble), "t.npy holds float128, which torch cannot compute with"),
-        (np.ones(2, ">f4"), "t.npy holds >f4, which torch cannot compute with"),
-    ],
-)
-def test_arrays_of_other_things_than_numbers_are_named(array: Any, message: str, tmp_path: Path) -> None:
-    np.save(tmp_path / "edge_index.npy", EDGE)
-    np.save(tmp_path / "t.npy", array)
-    with pytest.raises(ValueError, match=message):
-        prepare_graph(tmp_path, tmp_path / "out")
+def array(values: Any, name: str = "t.npy") -> Callable[[Path], Path]:
+    """A folder with edges and this beside them."""
+
+    def write(folder: Path) -> Path:
+        np.save(folder / "edge_index.npy", EDGE)
+        np.save(folder / name, values)
+        return folder
+
+    return write
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("edges.csv", "a,b\n0,1\n# \xe9,1\n".encode("latin-1"), "edges.csv is not in UTF-8"),
-        ("edges.csv", "a,b\n0,1\n".encode("utf-16"), "edges.csv is not in UTF-8"),
-        ("edges.csv", "a,b\n0,1\n".encode("utf-16-le"), "edges.csv is not in UTF-8"),
-        ("edges.csv.gz", b"a,b\n0,1\n", "edges.csv.gz is damaged or truncated"),
-    ],
-)
-def test_files_in_another_encoding_are_named(name: str, content: bytes, message: str, tmp_path: Path) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        read(tmp_path / name)
+def text(content: bytes, name: str = "edges.csv") -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    return write
 
 
-ARCHIVES: dict[str, Callable[[Path], Any]] = {
-    "text": lambda file: file.write_text("hello"),
-    "folder": lambda file: file.mkdir(),
-    "other files": lambda file: zipfile.ZipFile(file, "w").writestr("a.txt", "hi"),
-    "objects": lambda file: np.savez(file, edge_index=EDGE, x=np.array([None])),
-}
+def archive(make: Callable[[Path], object]) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        make(folder / "graph.npz")
+        return folder / "graph.npz"
+
+    return write
 
 
-@pytest.mark.parametrize("make", ARCHIVES.values(), ids=ARCHIVES)
-def test_archives_that_cannot_be_read_are_named(make: Callable[[Path], Any], tmp_path: Path) -> None:
-    make(tmp_path / "graph.npz")
-    with pytest.raises(ValueError, match=r"graph.npz (is no archive of arrays, or is damaged|holds no edge_index)"):
-        read(tmp_path / "graph.npz")
-
-
-def in_two_places(folder: Path) -> None:
+def in_two_places(folder: Path) -> Path:
     (folder / "x").mkdir()
     np.save(folder / "x" / "0.npy", np.ones((3, 1)))
-    np.save(folder / "x.npy", np.ones((3, 1)))
+    return array(np.ones((3, 1)), "x.npy")(folder)
 
 
-FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "x is a file and a folder": (in_two_places, "x is a folder, and an array in|x hold the same array"),
-    "more than one array": (lambda folder: append(folder / "y.npy", ONES), "y.npy is longer than one"),
-}
+def longer(folder: Path) -> Path:
+    array(ONES, "y.npy")(folder)
+    append(folder / "y.npy", ONES)
+    return folder
 
 
-@pytest.mark.parametrize(("make", "message"), FOLDERS.values(), ids=FOLDERS)
-def test_files_that_would_be_left_unread_are_named(make: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
-    np.save(tmp_path / "edge_index.npy", EDGE)
-    np.save(tmp_path / "y.npy", ONES)
-    make(tmp_path)
+NO_ARCHIVE = r"graph.npz (is no archive of arrays, or is damaged|holds no edge_index)"
+UNREADABLE: list[tuple[Callable[[Path], Path], str]] = [
+    (array(np.array(["a", "b"])), "t.npy holds <U1, which torch cannot compute with"),
+    (array(np.array([None, 1])), "t.npy holds Python objects"),
+    (array(np.array(["2020"], "datetime64[Y]")), r"t.npy holds datetime64\[Y\], which torch cannot compute with"),
+    (array(np.ones(2, np.longdouble)), "t.npy holds float128, which torch cannot compute with"),
+    (array(np.ones(2, ">f4")), "t.npy holds >f4, which torch cannot compute with"),
+    (text("a,b\n0,1\n# \xe9,1\n".encode("latin-1")), "edges.csv is not in UTF-8"),
+    (text("a,b\n0,1\n".encode("utf-16")), "edges.csv is not in UTF-8"),
+    (text("a,b\n0,1\n".encode("utf-16-le")), "edges.csv is not in UTF-8"),
+    (text(b"a,b\n0,1\n", "edges.csv.gz"), "edges.csv.gz is damaged or truncated"),
+    (text(b"graph []", "graph.gml"), "holds no edges: give a"),
+    (text(b"PK", "edges.csv.zip"), "holds no edges: give a"),
+    (archive(lambda file: file.write_text("hello")), NO_ARCHIVE),
+    (archive(lambda file: file.mkdir()), NO_ARCHIVE),
+    (archive(lambda file: zipfile.ZipFile(file, "w").writestr("a.txt", "hi")), NO_ARCHIVE),
+    (archive(lambda file: np.savez(file, edge_index=EDGE, x=np.array([None]))), NO_ARCHIVE),
+    (in_two_places, "x is a folder, and an array in|x hold the same array"),
+    (longer, "y.npy is longer than one"),
+]
+
+
+@pytest.mark.parametrize(("write", "message"), UNREADABLE)
+def test_what_cannot_be_read_is_named(write: Callable[[Path], Path], message: str, tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
     with pytest.raises(ValueError, match=message):
-        prepare_graph(tmp_path, tmp_path / "out")
+        read(write(tmp_path / "source"))
 
 
 def test_a_pipe_is_no_table_and_several_spaces_are_one(tmp_path: Path) -> None:
@@ -247,13 +239,6 @@ def test_a_pipe_is_no_table_and_several_spaces_are_one(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "nodes.csv")
     with pytest.raises(ValueError, match=r"nodes\.csv is a directory, a pipe or a device"):
         read(tmp_path / "edges.txt", nodes=tmp_path / "nodes.csv")
-
-
-def test_what_names_nodes_cannot_be_left_out(tmp_path: Path) -> None:
-    where = as_tables(small(), tmp_path)
-    for name in ("from", "id"):
-        with pytest.raises(ValueError, match=f"has no '{name}' to drop"):
-            read(**where, drop=[name])
 
 
 def test_shares_that_are_none_are_refused(tmp_path: Path) -> None:
@@ -284,6 +269,9 @@ def test_columns_and_arrays_can_be_left_out(tmp_path: Path) -> None:
     for form in (as_pyg, as_archive):
         name = "x" if form is as_pyg else "node_feat"
         assert "x" not in read(**form(small(), tmp_path), drop=[name]).node_arrays
+    for name in ("from", "id"):  # which name nodes
+        with pytest.raises(ValueError, match=f"has no '{name}' to drop"):
+            read(**where, drop=[name])
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -306,6 +294,7 @@ def test_what_is_to_be_left_out_must_be_there(form: Callable[..., dict[str, Any]
         ({"edge_index": EDGE, "y": ONES, "train_idx": ONES, "train_mask": ONES > 0}, "'train_(idx|mask)' and 'train_"),
         ({"edge_index": EDGE, "y": ONES, "train_idx": np.array([1, 0, 1])}, "train_idx lists 3 nodes and names 2"),
         ({"edge_index": EDGE, "y": ONES, "n_id": ONES}, r"\['n_id'\] are names that batches use"),
+        ({"edge_index": EDGE, "y": ONES, "edge_weight": np.array([np.inf])}, "edge_weight holds NaN or .* at edge 0"),
     ],
 )
 def test_what_is_wrong_with_arrays_is_named(arrays: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -326,25 +315,9 @@ def test_a_file_that_would_run_code_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "data.pt")
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "graph.gml").write_text("graph []")
-    with pytest.raises(ValueError, match="holds no edges: give a"):
-        read(tmp_path / "graph.gml")
-    (tmp_path / "edges.csv.zip").write_bytes(b"PK")
-    with pytest.raises(ValueError, match="holds no edges: give a"):
-        read(tmp_path / "edges.csv.zip")
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
-        read(tmp_path / "nowhere")
-
-
 def test_a_file_of_pyg_needs_no_table_of_nodes(tmp_path: Path) -> None:
     where = as_tables(small(), tmp_path) | as_pyg(small(), tmp_path)
     with pytest.raises(ValueError, match=r"holds nodes as well as edges: leave the table of nodes \(.*\) out"):
         read(**where)
-
-
-def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    edges = np.array([[0, 1], [1, 2]])
-    np.savez(tmp_path / "graph.npz", edge_index=edges, y=np.zeros(3, int), edge_weight=np.array([1.0, np.inf]))
-    with pytest.raises(ValueError, match=r"edge_weight holds NaN or infinite values \(the first at edge 1\)"):
-        read(tmp_path / "graph.npz")
+    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
+        read(tmp_path / "nowhere")

@@ -19,6 +19,7 @@ id,city,seen,age,label,zip
 NaN,,,5,,3
 NULL,Oslo,2024-01-05 12:00:00,7,a,1
 """
+MORE = "".join(f"n{at},,,{at},,1\n" for at in range(30))
 EDGES = "source,target,kind,w\n007,1_000,x,1\n1_000,NaN,y,2\nNULL,007,x,\n"
 
 
@@ -35,19 +36,8 @@ def prepared(folder: Path, **options: Any) -> Graph:
 
 
 def test_they_become_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    given = tables(tmp_path)
-    main(
-        [
-            "prepare",
-            str(given["source"]),
-            str(tmp_path / "graph"),
-            "--nodes",
-            str(given["nodes"]),
-            "--as",
-            "category",
-            "zip",
-        ]
-    )
+    given = {name: str(path) for name, path in tables(tmp_path).items()}
+    main(["prepare", given["source"], f"{tmp_path}/graph", "--nodes", given["nodes"], "--as", "category", "zip"])
     said = capsys.readouterr().out
     assert said.index("nodes  city    one of 2 categories") < said.index("4 nodes, 3 edges")
     assert "nodes  seen    days since 1970-01-01; an empty cell is 19,727.5, the mean, and a mark" in said
@@ -98,10 +88,7 @@ def test_times_may_be_dates(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"nodes": NODES.replace(",3,a", ",old,a") + "".join(f"n{i},,,{i},,1\n" for i in range(30))},
-            "'age' holds 'old'",
-        ),
+        ({"nodes": NODES.replace(",3,a", ",old,a") + MORE}, "'age' holds 'old'"),
         ({"kinds": {"seen": "number"}}, "'seen' holds '2024-01-05' in row 1 .*, which is no number. Correct"),
         ({"kinds": {"city": "time"}}, "'city' holds 'Oslo' in row 1 .*, and times are dates"),
         ({"kinds": {"town": "text"}}, "--as names the column 'town', and the tables of .* have"),

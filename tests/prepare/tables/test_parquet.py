@@ -2,6 +2,7 @@
 
 import sys
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -138,50 +139,42 @@ def test_ids_that_pandas_has_made_fractions_are_whole_numbers(tmp_path: Path) ->
     assert user_ids(tmp_path / "graph").tolist() == [7, 8, 9]
 
 
-def floats(folder: Path) -> str:
-    write(folder / "e.parquet", {"source": [0.0, 1.5], "target": [1, 2]})
-    return "column 'source' holds '1.5' in row 2, and keys are whole numbers or words"
+def table(columns: dict[str, Any], name: str = "e.parquet") -> Callable[[Path], object]:
+    return lambda folder: write(folder / name, columns)
 
 
-def no_value(folder: Path) -> str:
-    write(folder / "e.parquet", {"source": [0, 1, 5], "target": pa.array([1, 2, None])})
-    return r"column 'target' is empty in row 3, .*remove the row"
-
-
-def no_partner(folder: Path) -> str:
-    write(folder / "e.parquet", {"weight": [1.0], "kind": [2], "source": [0]})
-    return "has a column 'source' and none that goes with it.*source and target"
-
-
-def no_parquet(folder: Path) -> str:
-    (folder / "e.parquet").write_text("source,target\n0,1\n")
-    return "e.parquet is no table, or is damaged"
-
-
-def truncated(folder: Path) -> str:
+def truncated(folder: Path) -> None:
     path = write(folder / "e.parquet", edges())
     path.write_bytes(path.read_bytes()[:-9])
-    return "e.parquet is no table, or is damaged"
 
 
-def damaged_pages(folder: Path) -> str:
+def damaged_pages(folder: Path) -> None:
     path = write(folder / "e.parquet", edges(), compression="snappy")
     whole = bytearray(path.read_bytes())
     whole[4:300] = b"\xff" * 296
     path.write_bytes(whole)
-    return "e is no table, or is damaged"
 
 
-def unlike(folder: Path) -> str:
+def unlike(folder: Path) -> None:
     write(folder / "a.parquet", {"source": [0], "target": [1]})
     write(folder / "b.parquet", {"source": [0], "target": [1], "weight": [1.0]})
-    return r"b.parquet has the columns \[.*'weight'\].*alike"
 
 
-@pytest.mark.parametrize("damage", [floats, no_value, no_partner, no_parquet, truncated, damaged_pages, unlike])
-def test_what_is_wrong_is_named(damage: Any, tmp_path: Path) -> None:
+DAMAGED: list[tuple[Callable[[Path], object], str]] = [
+    (table({"source": [0.0, 1.5], "target": [1, 2]}), "'source' holds '1.5' in row 2, and keys are whole numbers or"),
+    (table({"source": [0, 1, 5], "target": pa.array([1, 2, None])}), "'target' is empty in row 3, .*remove the row"),
+    (table({"weight": [1.0], "kind": [2], "source": [0]}), "'source' and none that goes with it.*source and target"),
+    (lambda folder: (folder / "e.parquet").write_text("0,1\n"), "e.parquet is no table, or is damaged"),
+    (truncated, "e.parquet is no table, or is damaged"),
+    (damaged_pages, "e is no table, or is damaged"),
+    (unlike, r"b.parquet has the columns \[.*'weight'\].*alike"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGED)
+def test_what_is_wrong_is_named(damage: Callable[[Path], object], message: str, tmp_path: Path) -> None:
     (tmp_path / "e").mkdir()
-    message = damage(tmp_path / "e")
+    damage(tmp_path / "e")
     with pytest.raises(ValueError, match=message):
         prepare_graph(tmp_path / "e", tmp_path / "graph")
     assert not (tmp_path / "graph").exists()

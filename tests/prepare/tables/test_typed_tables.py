@@ -1,6 +1,5 @@
 """A graph with types from tables is that of the same ``HeteroData``; what cannot be right is refused by file."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from tests.graph.equal import check_equal
 from tests.prepare.kills import before_the_last_record
 
 WRITES, CITES, AT = "author__writes__paper", "paper__cites__paper", "paper__at__venue"
+ON = "edges/paper__on__venue.csv"
 
 
 @pytest.fixture
@@ -113,71 +113,37 @@ def test_parquet_and_archives_are_read_too(folder: Path) -> None:
     check_equal(prepare(folder, "--time", "year"), expected)
 
 
-def with_text(name: str, text: str) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_text(text)
-
-    return write
-
-
-def nothing(folder: Path) -> None:
-    pass
-
-
-BAD: dict[str, tuple[Callable[[Path], None], tuple[str, ...], str]] = {
-    "two tables of one type": (
-        with_text("nodes/paper.tsv", "id\n1\n"),
-        (),
-        "paper.tsv and .*paper.csv are two tables of",
-    ),
-    "no such node": (
-        with_text(f"edges/{WRITES}.csv", "a,b\nann,11\n"),
-        (),
-        f"{WRITES}.csv: column 'b' holds '11' in row 1, which no row of .*paper.csv has as its id",
-    ),
-    "a name of two words": (
-        with_text("edges/writes__paper.csv", "a,b\n"),
-        (),
-        "is called <source type>__<name>__<dest",
-    ),
-    "no table": (with_text("nodes/readme.md", "x"), (), "readme.md is no table of one type: give a text"),
+BAD: dict[str, tuple[tuple[str, str] | None, str, str]] = {
+    "two tables of one type": (("nodes/paper.tsv", "id\n1\n"), "", "paper.tsv and .*paper.csv are two tables of"),
+    "no such node": ((f"edges/{WRITES}.csv", "a,b\nann,11\n"), "", f"{WRITES}.csv: column 'b' holds '11' in row 1, "),
+    "a name of two words": (("edges/writes__paper.csv", "a,b\n"), "", "is called <source type>__<name>__<dest"),
+    "no table": (("nodes/readme.md", "x"), "", "readme.md is no table of one type: give a text"),
     "a missing time": (
-        with_text(f"edges/{CITES}.csv", "a,b,year\n10,20,1\n10,20,nan\n"),
-        ("--time", "year"),
-        r"column 'year' holds 'nan' in row 2, and every row needs a time",
+        (f"edges/{CITES}.csv", "a,b,year\n10,20,1\n10,20,nan\n"),
+        "--time year",
+        "'nan' in row 2, .* a time",
     ),
-    "no such time": (nothing, ("--time", "when"), "time names the column 'when', and .* has these"),
-    "words for arrays": (
-        with_text("edges/paper__on__venue.csv", "a,b\n10,icml\n"),
-        (),
-        "'b' holds 'icml' in row 1, but there are 2 nodes of its type",
-    ),
+    "no such time": (None, "--time when", "time names the column 'when', and .* has these"),
+    "words for arrays": ((ON, "a,b\n10,icml\n"), "", "'b' holds 'icml' in row 1, but there are 2 nodes of its type"),
     "beyond the arrays": (
-        with_text("edges/paper__on__venue.csv", "a,b\n10,2\n"),
-        (),
-        "'b' holds '2' in row 1, but there are 2 nodes of its type: their ids are 0 to 1",
+        (ON, "a,b\n10,2\n"),
+        "",
+        "holds '2' in row 1, but there are 2 nodes .*: their ids are 0 to 1",
     ),
-    "reverse twice": (
-        with_text("edges/paper__rev_writes__author.csv", "a,b\n10,ann\n"),
-        ("--reverse",),
-        "rev_writes.*already",
-    ),
-    "no labels": (
-        with_text("nodes/paper.csv", "id\n10\n20\n30\n"),
-        ("--split", "1", "0", "0"),
-        "no node type has a label",
-    ),
+    "reverse twice": (("edges/paper__rev_writes__author.csv", "a,b\n10,ann\n"), "--reverse", "rev_writes.*already"),
+    "no labels": (("nodes/paper.csv", "id\n10\n20\n30\n"), "--split 1 0 0", "no node type has a label"),
 }
 
 
-@pytest.mark.parametrize(("change", "options", "message"), BAD.values(), ids=BAD)
+@pytest.mark.parametrize(("file", "options", "message"), BAD.values(), ids=BAD)
 def test_what_cannot_be_right_is_refused(
-    folder: Path, change: Callable[[Path], None], options: tuple[str, ...], message: str
+    folder: Path, file: tuple[str, str] | None, options: str, message: str
 ) -> None:
-    change(folder)
+    for name, text in [file] if file else []:
+        (folder / name).write_text(text)
     with pytest.raises(SystemExit, match=message) as stop:
-        prepare(folder, *options)
+        prepare(folder, *options.split())
+
     assert str(stop.value).startswith("lightning-gnn-dist prepare: ") and "\n" not in str(stop.value)
     assert not (folder.parent / "graph").exists()
 
