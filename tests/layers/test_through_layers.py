@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import APPNP, GATConv, GCNConv, GraphConv, JumpingKnowledge, SAGEConv
+from torch_geometric.nn import GCNConv, SAGEConv
 from torch_geometric.transforms import GCNNorm
 
 import lightning_gnn_dist as lgd
@@ -16,6 +16,9 @@ from lightning_gnn_dist.batches.one_hop import one_hop, seen_by_layers
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.base import Sampler
+from tests.boundary.models import Model
+from tests.boundary.models import model as of_blocks
+from tests.layers.models import model as of_rows
 from tests.samplers import of_extensions
 
 NUM_NODES, SEEDS = 120, torch.tensor([4, 99, 7, 60, 33, 118])
@@ -71,73 +74,17 @@ class ByLayers(torch.nn.Module):
         return x
 
 
-class Net(torch.nn.Module):
-    """Layers and a forward for the whole graph, given as functions of a module's parts."""
-
-    def __init__(self, parts: Sequence[torch.nn.Module], layers: Any, whole: Any) -> None:
-        super().__init__()
-        self.parts = torch.nn.ModuleList(parts).double()
-        self.layers_of_parts, self.whole_of_parts = layers, whole
-
-    def layers(self) -> Sequence[Callable[[Any], Tensor]]:
-        return self.layers_of_parts(*self.parts)
-
-    def whole(self, data: Any) -> Tensor:
-        return self.whole_of_parts(*self.parts, data)
+MADE: dict[str, Callable[[], Any]] = {
+    "APPNP": lambda: of_rows("APPNP", 2),  # every layer adds the first one's input
+    "JK": lambda: of_blocks("JK", 2),
+    "GAT": lambda: of_rows("GAT", 2),  # returns rows for all nodes of the batch, of which the first are taken
+}
 
 
-def appnp() -> Net:
-    """Predict then propagate (PyG's APPNP): every layer adds a tenth of the first one's input."""
-    once = GraphConv(4, 4)  # only its sum over neighbours is used
-
-    def propagate(batch: Any, x: Tensor, x0: Tensor) -> Tensor:
-        n = batch.batch_size
-        sums = once.propagate(batch.edge_index, x=(x, x[:n]), edge_weight=batch.edge_weight, size=(len(x), n))
-        return 0.9 * sums + 0.1 * x0[:n]
-
-    return Net(
-        [torch.nn.Linear(6, 4)],
-        lambda linear: [
-            lambda batch: propagate(batch, linear(batch.x), linear(batch.x0)),
-            lambda batch: propagate(batch, batch.x, linear(batch.x0)),
-        ],
-        lambda linear, data: APPNP(2, 0.1, normalize=False)(linear(data.x), data.edge_index, data.edge_weight),
-    )
-
-
-def jumping() -> Net:
-    """The last layer sees its input rows, the rows of the layer before, and its own."""
-
-    def whole(first: Any, second: Any, jump: Any, data: Any) -> Tensor:
-        x = first(data.x, data.edge_index).relu()
-        return jump([data.x, x, second(x, data.edge_index)])
-
-    def last(second: Any, jump: Any, batch: Any) -> Tensor:
-        n = batch.batch_size
-        return jump([batch.x0[:n], batch.x[:n], second(batch.x, batch.edge_index)[:n]])
-
-    return Net(
-        [SAGEConv(6, 6), SAGEConv(6, 6), JumpingKnowledge("max")],
-        lambda first, second, jump: [
-            lambda batch: first(batch.x, batch.edge_index).relu(),
-            lambda batch: last(second, jump, batch),
-        ],
-        whole,
-    )
-
-
-def attention() -> Net:
-    """Edge features in every layer; returns rows for all nodes of the batch, of which the first are taken."""
-    return Net(
-        [GATConv(6, 8, edge_dim=4), GATConv(8, 3, edge_dim=4)],
-        lambda first, second: [
-            lambda batch: first(batch.x, batch.edge_index, batch.edge_attr).relu(),
-            lambda batch: second(batch.x, batch.edge_index, batch.edge_attr),
-        ],
-        lambda first, second, data: second(
-            first(data.x, data.edge_index, data.edge_attr).relu(), data.edge_index, data.edge_attr
-        ),
-    )
+def whole(model: Any, data: Any) -> Tensor:
+    """A forward of all edges by hand."""
+    rows: Tensor = model.whole(data) if isinstance(model, Model) else model.whole(data.x, data.edge_index)
+    return rows
 
 
 @pytest.mark.parametrize("sampler", EVERY_KIND, ids=lambda sampler: type(sampler).__name__)
@@ -151,24 +98,24 @@ def test_it_equals_a_forward_by_hand_bit_for_bit(sampler: Sampler) -> None:
     assert batch.get("x0") is None and batch._store.is_pending  # the batch itself is as it was
 
 
-@pytest.mark.parametrize("make", [appnp, jumping, attention])
-def test_full_neighbourhoods_give_what_the_whole_graph_gives(make: Callable[[], Net]) -> None:
-    torch.manual_seed(0)
-    model = make().eval()
-    expected = model.whole(DATA)
+@pytest.mark.parametrize("name", MADE)
+def test_full_neighbourhoods_give_what_the_whole_graph_gives(name: str) -> None:
+    model = MADE[name]().eval()
+    expected = whole(model, DATA)
     for sampler in (lgd.NeighborSampler([-1, -1]), lgd.WholePartSampler(num_hops=2)):
         batch = batch_of(sampler)
         torch.testing.assert_close(lgd.through_layers(model, batch), expected[batch.n_id[:6]], atol=1e-12, rtol=0)
-    torch.testing.assert_close(lgd.through_layers(model, DATA), expected, atol=1e-12, rtol=0)
+    if not isinstance(model, Model):  # which reads blocks
+        torch.testing.assert_close(lgd.through_layers(model, DATA), expected, atol=1e-12, rtol=0)
 
 
 def test_a_batch_of_pyg_is_computed_on_all_its_nodes() -> None:
-    model = jumping()
-    batch = Data.from_dict(batch_of(lgd.NeighborSampler([4, 4])).to_dict())  # as PyG's NeighborLoader yields
-    torch.testing.assert_close(lgd.through_layers(model, batch), model.whole(batch)[:6], atol=1e-12, rtol=0)
+    model = MADE["APPNP"]()
+    as_of_pyg = Data.from_dict(batch_of(lgd.NeighborSampler([4, 4])).to_dict())  # as PyG's NeighborLoader yields
     replaced = batch_of(lgd.NeighborSampler([3, 3]))
     replaced.edge_index = replaced.edge_index[:, ::2]
-    torch.testing.assert_close(lgd.through_layers(model, replaced), model.whole(replaced)[:6], atol=1e-12, rtol=0)
+    for batch in (as_of_pyg, replaced):
+        torch.testing.assert_close(lgd.through_layers(model, batch), whole(model, batch)[:6], atol=1e-12, rtol=0)
 
 
 def test_a_batch_of_one_hop_has_the_first_rows_of_every_array() -> None:
@@ -202,6 +149,15 @@ class Wrong(ByLayers):
         return [super().layers()[0], lambda batch: batch.x[:2]]
 
 
+class Normalises(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = GCNConv(6, 3)
+
+    def layers(self) -> Sequence[Callable[[Any], Tensor]]:
+        return [lambda batch: self.conv(batch.x, batch.edge_index)]
+
+
 def test_what_cannot_be_computed_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"layers\(\) returns 2 layers, but the batch has blocks for 3\. Give .*\* 2\)"
@@ -211,8 +167,7 @@ def test_what_cannot_be_computed_is_refused() -> None:
         Wrong()(batch_of(lgd.NeighborSampler([2, 2])))
     with pytest.raises(TypeError, match=r"module must have a method layers\(\), got .*\. Define it"):
         lgd.through_layers(torch.nn.Linear(1, 1), DATA)  # type: ignore[arg-type]
-    normalising = Net([GCNConv(6, 3)], lambda conv: [lambda batch: conv(batch.x, batch.edge_index)], None)
     with pytest.raises(ValueError, match=r"module: GCNConv normalises by the degrees in its batch.*GCNNorm"):
-        lgd.through_layers(normalising, batch_of(lgd.NeighborSampler([2])))
+        lgd.through_layers(Normalises(), batch_of(lgd.NeighborSampler([2])))
     with pytest.raises(TypeError, match="batch must be a batch of a loader"):
         lgd.through_layers(ByLayers(), DATA.x)  # type: ignore[arg-type]
