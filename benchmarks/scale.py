@@ -190,7 +190,7 @@ class Watch(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         seconds, taken = time.perf_counter() - self.start, self.peak.stop() / 1e9
         data = trainer.datamodule  # type: ignore[attr-defined]
-        share = data._home.running_part().num_bytes / 1e9
+        share = data._home.parts.current().num_bytes / 1e9
         print(
             f"| {trainer.global_rank} of {trainer.world_size} | {data.graph.num_bytes / 1e9:.2f} | {share:.2f} | "
             f"{taken:.2f} | {taken / share:.2f} | {trainer.fit_loop.total_batch_idx + 1} | {seconds:.0f} |",

@@ -235,12 +235,12 @@ class GraphDataModule(LightningDataModule):
 
     def train_dataloader(self) -> Batches:
         home, size = self._home, self._task.num_batches()
-        run, trainer, part_of = home.running, home.running.trainer, home.parts()
+        run, trainer, parts = home.running, home.running.trainer, home.parts
         if trainer is not None and run.num_ranks > 1:
             guard_plain_ddp(trainer)
 
         def learning(phase: int) -> Learning:
-            part = part_of(phase)
+            part = parts.at(phase)
             if self._anchors is not None and self._anchors[0] is not part:
                 self._anchors = None  # else the part before would stay in memory
             return self._learning_of(part, size, place, home.running.seed)
@@ -345,7 +345,7 @@ class GraphDataModule(LightningDataModule):
         if start is not None and self._train_batches is not None:
             self._train_batches.move_to(start)
         if self._anchors is None:
-            part, seed, run = self._home.running_part(), self.seed + Purpose.ANCHORS, self._home.running
+            part, seed, run = self._home.parts.current(), self.seed + Purpose.ANCHORS, self._home.running
             learning = self._learning_of(part, self._task.num_batches(), (run.rank, run.num_ranks), seed)
             how: Any = {"bulk_size": 1, "num_threads": 0, "dtype": run.dtype}  # each is made when it is due
             self._anchors = part, Batches(lambda _: learning, learning.deal.num_batches, **how)
@@ -361,7 +361,7 @@ class GraphDataModule(LightningDataModule):
 
     @property
     def uncovered(self) -> tuple[int, int]:
-        """The counts of seeds of weight 0 and of all seeds in the running part; (0, 0) where no node has its own."""
+        """The counts of seeds of weight 0 and of all seeds in the part that was read; (0, 0) where none has its own."""
         return self._home.uncovered
 
     def against_averaging(self) -> str | None:

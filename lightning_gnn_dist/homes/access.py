@@ -17,6 +17,7 @@ from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.names import TypeNames, TypeRanges, have_names
+from lightning_gnn_dist.homes.parts import OnePart
 from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import Judged
@@ -54,14 +55,12 @@ class GraphAccess(ForgetsRun, ABC):
 
     Attributes:
         whole: The graph, where every host has it.
-        rows: What of its rows this process has; None before it has any.
         folder: The folder where this host has some of the graph; None where it has all.
         types: The types of nodes and edges; a graph without types has one of each, without a name.
         asked: The boundary that the user gave; ``boundary`` is what it is in this run.
     """
 
     whole: Graph | None = None
-    rows: Graph | None = None
     folder: Path | None = None
     types: TypeRanges
 
@@ -80,6 +79,11 @@ class GraphAccess(ForgetsRun, ABC):
     @abstractmethod
     def about(self) -> str:
         """What ``repr`` shows of the data that is read."""
+
+    @property
+    def rows(self) -> Graph | None:
+        """What of its rows this process has; None before it has any."""
+        return self.whole
 
     @property
     def ids(self) -> range:
@@ -135,13 +139,13 @@ class GraphAccess(ForgetsRun, ABC):
 
     def close(self) -> None:
         """End what runs in the background, and forget what only the run has."""
-        if (outside := vars(self).pop("outside", None)) is not None:
-            outside.close()
+        for part in (vars(self).get("outside"), vars(self).get("parts")):
+            if part is not None:
+                part.close()
         self.rest()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__() | {"running": self.running.at_rest()}
-        return {name: value for name, value in state.items() if name != "outside"}
+        return super().__getstate__() | {"running": self.running.at_rest()}
 
     def abort(self) -> None:  # optional
         """End connections at once, so that no thread waits for a rank that will never answer."""
@@ -173,14 +177,10 @@ class GraphAccess(ForgetsRun, ABC):
         """Return the passes in a super-epoch, or None if a rank's part never changes."""
         return None
 
+    @cached_property
     @abstractmethod
-    def running_part(self) -> Graph:
-        """Return the part that this rank trains on now. Collective, the first time."""
-
-    def parts(self) -> Callable[[int], Graph]:
-        """Return what gives the part of a super-epoch in this run, also when another is entered."""
-        part = self.running_part()
-        return lambda _: part
+    def parts(self) -> OnePart:
+        """The parts that this rank trains on in this run. Collective, the first time."""
 
     @abstractmethod
     def shown(self, part: Graph) -> Graph:
@@ -188,8 +188,8 @@ class GraphAccess(ForgetsRun, ABC):
 
     @property
     def uncovered(self) -> tuple[int, int]:
-        """The counts of seeds of weight 0 and of all seeds in the running part; (0, 0) where no node has its own."""
-        return 0, 0
+        """The counts of seeds of weight 0 and of all seeds in the part that was read; (0, 0) where none has its own."""
+        return self.parts.uncovered if "parts" in vars(self) else (0, 0)
 
     def against_averaging(self) -> str | None:
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.access import GraphAccess, Owners, Shown
-from lightning_gnn_dist.homes.parts import Parts
+from lightning_gnn_dist.homes.parts import OnePart, Parts
 from lightning_gnn_dist.homes.residency import Fixed, Holding, Plan, bytes_held, default_period
 from lightning_gnn_dist.homes.run import Host, RunContext
 from lightning_gnn_dist.joint import TrainsReplicasApart
@@ -79,15 +80,13 @@ class LocalGraph(GraphAccess):
         boundary.check_fits(graph)
         if graph.path is None:  # arrays in RAM may have been changed since the graph was built
             graph.check_edges()
-        self.whole = self.rows = graph
+        self.whole = graph
         self.graph, self.types = graph if shown is None else shown(graph), graph.types
         self._fingerprint, self._shown_edges = fingerprint, shown
         self._plans: dict[tuple[int, bool, bool], Plan] = {}
-        self._parts: Parts | None = None
         self._period: int | None = None
         loading = running.settings.loading
         self._sources: Any = None  # makes the batches of a graph whose rows do not lie in RAM
-        self._evaluation: Any = None  # those of an evaluation, where the graph is larger than what is free
         if loading.cache_bytes is not None or loading.sample_on != "cpu":
             name = "rows on devices" if loading.cache_bytes is None else "rows in files"
             self._sources = extension(name).of(running.settings, graph)
@@ -165,15 +164,10 @@ class LocalGraph(GraphAccess):
             needs.check(self.plan, run, is_cut=self.is_cut, sweeps=self._shown_edges is None)
 
     def close(self) -> None:
-        if self._parts is not None:
-            self._parts.close()
-        for sources in (self._sources, self._evaluation):
+        for sources in (self._sources, vars(self).get("_evaluation")):
             if sources is not None:
                 sources.close(self.graph)
         super().close()
-
-    def at_rest(self) -> dict[str, Any]:
-        return super().at_rest() | {"_parts": None, "_evaluation": None}
 
     def state(self) -> dict[str, Any]:
         """Return what a resumed fit keeps: passes in a super-epoch, and what "auto" has chosen."""
@@ -191,7 +185,7 @@ class LocalGraph(GraphAccess):
     def figures(self) -> dict[str, float]:
         """Numbers to log: the bus, rows that are read from files, what switching parts cost, the part's coverage."""
         figures = dict[str, float]()
-        for each in (self._evaluation, self._sources, self._parts):
+        for each in (vars(self).get("_evaluation"), self._sources, vars(self).get("parts")):
             figures |= {} if each is None else each.figures
         return figures
 
@@ -221,25 +215,19 @@ class LocalGraph(GraphAccess):
             return 1
         return self.holding.every or self._period or default_period(trainer.max_epochs if trainer else None, plan.sweep)
 
-    def running_part(self) -> Graph:
-        return self.own_parts().current() if self.is_cut else self.graph
-
-    def parts(self) -> Callable[[int], Graph]:
-        return self.own_parts().at if self.is_cut else lambda _: self.graph
+    @cached_property
+    def parts(self) -> OnePart:
+        if not self.is_cut:
+            return OnePart(self.graph)
+        self.holding.residency.begin_training(self.running.trainer)
+        ahead = self.running.settings.loading.num_threads > 0
+        return self._parts_of(self.running.rank, self.running.num_ranks, in_background=ahead)
 
     def part(self, rank: int, num_parts: int, super_epoch: int) -> Graph:
         """Return what a rank trains on in a super-epoch. Before a fit ``"auto"`` is what it would be on this host."""
         if num_parts == 1 and self.plan_for(1).turns == 1:
             return self.whole
         return self._parts_of(rank, num_parts).read(super_epoch).graph
-
-    def own_parts(self) -> Parts:
-        """Return the parts of this rank."""
-        if self._parts is None:
-            self.holding.residency.begin_training(self.running.trainer)
-            ahead = self.running.settings.loading.num_threads > 0
-            self._parts = self._parts_of(self.running.rank, self.running.num_ranks, in_background=ahead)
-        return self._parts
 
     def _parts_of(self, rank: int, num_parts: int, *, in_background: bool = False) -> Parts:
         plan, boundary = self.plan_for(num_parts), self.boundary
@@ -262,13 +250,6 @@ class LocalGraph(GraphAccess):
 
         return remembered(part, "as batches show it", shown)
 
-    @property
-    def uncovered(self) -> tuple[int, int]:
-        if self._parts is None or self.coverage is None or self.coverage.level == "batch":
-            return 0, 0
-        coverage = (part := self._parts.current()).node_arrays["coverage"][part.split("train")]
-        return int((coverage == 0).sum()), coverage.numel()
-
     def against_averaging(self) -> str | None:
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little.
 
@@ -276,8 +257,7 @@ class LocalGraph(GraphAccess):
         """
         if self.running.num_ranks == 1 or self.every() is not None:
             return None
-        self.running_part()  # whose nodes ``uncovered`` counts
-        uncovered, seeds = self.uncovered
+        uncovered, seeds = self.parts.uncovered
         judge = extension("advice on averaging")
         parts = self.plan.by_rank()
         reason: str | None = judge(self.graph, parts.assignment, parts.num_parts, uncovered / max(seeds, 1))
@@ -289,15 +269,18 @@ class LocalGraph(GraphAccess):
         return self.source(self.graph, sampler)
 
     def evaluation_source(self, sampler: Sampler) -> BatchSource:
-        """Return the same, which reads rows of files ahead where the graph is larger than what is free.
+        return self.source(self.graph, sampler, sources=self._evaluation)
+
+    @cached_property
+    def _evaluation(self) -> Any:
+        """Makes the batches of evaluations: where the graph is larger than what is free, rows of files are read ahead.
 
         Through a map each row would bring many pages, which drive out others that are needed.
         """
-        if self._sources is None and self._evaluation is None:
-            host = Host.here(self.running.num_ranks)
-            if self.graph.num_bytes > host.free and (found := offered("rows in files")):
-                self._evaluation = found.beyond_memory(self.graph, host)
-        return self.source(self.graph, sampler, sources=self._sources or self._evaluation)
+        host = Host.here(self.running.num_ranks)
+        if self._sources is None and self.graph.num_bytes > host.free and (found := offered("rows in files")):
+            return found.beyond_memory(self.graph, host)
+        return self._sources
 
     def source(self, graph: Graph, sampler: Sampler, finish: Finish | None = None, sources: Any = None) -> BatchSource:
         """Return the source of batches of a part or of the whole graph, made where ``loading`` says."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -266,7 +267,42 @@ def _bytes_per_edge(graph: Graph) -> int:
     return graph.indices.element_size() + bytes_per_edge(graph)
 
 
-class Parts:
+class OnePart:
+    """What a rank holds, in every super-epoch the same.
+
+    Args:
+        graph: Its nodes and the edges among them.
+
+    Attributes:
+        uncovered: The counts of seeds of weight 0 and of all seeds in the running part; (0, 0) where no node has its
+            own weight.
+        figures: Numbers to log.
+    """
+
+    uncovered: tuple[int, int] = (0, 0)
+    figures: Mapping[str, float] = MappingProxyType({})
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def at(self, super_epoch: int) -> Graph:
+        """Return the part of a super-epoch, and forget the part before."""
+        return self._graph
+
+    def current(self) -> Graph:
+        """Return the part that was asked for last, and at first the part of super-epoch 0."""
+        return self.at(0)
+
+    @property
+    def is_resident(self) -> Tensor:
+        """Which nodes of the running part the boundary did not add."""
+        return torch.ones(self._graph.num_nodes, dtype=torch.bool)
+
+    def close(self) -> None:
+        """End what runs in the background."""
+
+
+class Parts(OnePart):
     """What a rank holds in any super-epoch: the running part, and if parts change, the next one, read meanwhile.
 
     A part depends on the arguments alone, so ranks need not communicate.
@@ -287,12 +323,15 @@ class Parts:
         self._thread = ThreadPoolExecutor(1, f"{THREAD_NAME}.parts") if in_background and self._changes else None
         self._current: tuple[int, ReadPart] | None = None
         self._next: tuple[int, Future[ReadPart]] | None = None
-        self.figures = {"data/switches": 0.0, "data/switch_bytes": 0.0, "data/switch_waited_seconds": 0.0}
+        self.figures: dict[str, float] = {
+            "data/switches": 0.0,
+            "data/switch_bytes": 0.0,
+            "data/switch_waited_seconds": 0.0,
+        }
         if plan.turns > 1:
             self.figures["data/sweep_bytes"] = 0.0  # read since the epoch began, which goes through all chunks
 
     def at(self, super_epoch: int) -> Graph:
-        """Return the part of a super-epoch, and forget the part before."""
         super_epoch = super_epoch if self._changes else 0
         if self._current is None or self._current[0] != super_epoch:
             started, (ahead, self._next) = time.perf_counter(), (self._next, None)
@@ -307,12 +346,17 @@ class Parts:
         return self._current[1].graph
 
     def current(self) -> Graph:
-        """Return the part that was asked for last, and at first the part of super-epoch 0."""
         return self.at(self._current[0] if self._current else 0)
 
     @property
+    def uncovered(self) -> tuple[int, int]:  # type: ignore[override]
+        if self._coverage is None or self._coverage.level == "batch":
+            return 0, 0
+        coverage = (part := self.current()).node_arrays["coverage"][part.split("train")]
+        return int((coverage == 0).sum()), coverage.numel()
+
+    @property
     def is_resident(self) -> Tensor:
-        """Which nodes of the running part the boundary did not add."""
         self.current()
         assert self._current is not None
         return self._current[1].is_resident
@@ -351,7 +395,6 @@ class Parts:
         return None if reader is None else reader(self.plan.graph)
 
     def close(self) -> None:
-        """End what runs in the background."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self._thread = self._next = self._current = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -55,18 +56,16 @@ class Host(NamedTuple):
 
 
 class ForgetsRun:
-    """Has attributes that only a run has: a copy is without them, as for a process that Lightning spawns."""
-
-    def at_rest(self) -> dict[str, Any]:
-        """Return these attributes by name, as they are outside of a run."""
-        return {}
+    """What only a run has is in cached properties: a copy is without them, as for a process that Lightning spawns."""
 
     def rest(self) -> None:
         """Forget what only the run has."""
-        vars(self).update(self.at_rest())
+        for name in vars(self).keys() - self.__getstate__().keys():
+            del vars(self)[name]
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | self.at_rest()
+        kind = type(self)
+        return {name: of for name, of in vars(self).items() if not isinstance(getattr(kind, name, 0), cached_property)}
 
 
 @dataclass(frozen=True, eq=False)

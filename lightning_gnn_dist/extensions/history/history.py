@@ -109,7 +109,7 @@ class MeetingRows(Outside):
         return remembered(part, "with places of rows", with_places), partial(part_batch_of, run=rows)
 
     def refresh(self, super_epoch: int) -> None:
-        run, part = self.home.running, self.home.own_parts().at(super_epoch)
+        run, part = self.home.running, self.home.parts.at(super_epoch)
         assert run.trainer is not None
         rows = self._rows_of(part)
         if not rows.is_planned:
@@ -130,7 +130,7 @@ class MeetingRows(Outside):
     def _rows_of(self, part: Graph) -> HistoricRows:
         if self._rows is None or self._rows[0] is not part:
             num_hops = self.home.running.settings.training_sampler.num_hops
-            is_inside = self.home.own_parts().is_resident
+            is_inside = self.home.parts.is_resident
             self._rows = part, HistoricRows(part, is_inside, num_hops, self.home.types.offsets)
         return self._rows[1]
 

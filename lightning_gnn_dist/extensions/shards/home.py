@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from lightning_gnn_dist.graph.rows import Lookup, starts_of
 from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 from lightning_gnn_dist.homes.access import GraphAccess, Owners, Shown, check_typed
-from lightning_gnn_dist.homes.parts import PartRows, RowReading, around, edges_among
+from lightning_gnn_dist.homes.parts import OnePart, PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import Judged, bytes_of_batch, widest_row
@@ -160,9 +160,6 @@ class ShardHome(GraphAccess):
         _check_shards(bounds, running.settings, boundary)
         self.path = self.folder = path
         self.bounds, self.types, self._without_labels = bounds, bounds.types, without_labels
-        self._graph: ShardedGraph | None = None
-        self._shard: Shard | None = None  # as it was divided, with the labels of its edges
-        self._part: Graph | None = None
         self.part_ids = torch.empty(0, dtype=torch.int64)  # of its nodes in the whole graph
         # What the rank learns that has most, and all that shards before the own one, and all ranks, can learn.
         self._most = self.marked_before = self.num_marked = 0
@@ -183,12 +180,16 @@ class ShardHome(GraphAccess):
 
     def graph(self) -> ShardedGraph:
         """Return the whole graph across shards."""
-        if self._graph is None:
+        return self._met()[1]
+
+    def _met(self) -> tuple[Shard, ShardedGraph]:
+        """Return the own shard and the whole graph."""
+        if "_connected" not in vars(self):
             raise RuntimeError(
                 f"A graph in shards ({self.path}) has no batches before its ranks have met: give the data module to "
                 'trainer.fit(model, data), or without a trainer, in one process, call setup("fit") first.'
             )
-        return self._graph
+        return self._connected
 
     @property
     def most(self) -> int:
@@ -199,18 +200,14 @@ class ShardHome(GraphAccess):
     @property
     def shard(self) -> Shard:
         """The own shard, with the labels of its edges."""
-        self.graph()  # refuses, if it is too early
-        assert self._shard is not None
-        return self._shard
+        return self._met()[0]
 
     # The run.
 
     def begin(self, run: RunContext, check: Callable[[Graph], None], *, is_fit: bool) -> None:
         self.enter(run)
-        if self._graph is None:
-            self._graph = self._connect()
-        rows = self.rows = self._graph.shard.rows
-        _check_on_all_ranks(lambda: check(rows), self._graph.shard.index)
+        shard = self._connected[1].shard
+        _check_on_all_ranks(lambda: check(shard.rows), shard.index)
         if is_fit:
             if self.exchanges and (num_ranks := self.running.num_ranks) != (num_shards := self.bounds.num_shards):
                 raise ValueError(
@@ -218,7 +215,7 @@ class ShardHome(GraphAccess):
                     f"shards of {self.path}: start {num_shards} ranks, divide the graph into {num_ranks} shards, or "
                     "take boundary=Halo()."
                 )
-            self.running_part()  # now, as all ranks are here
+            _ = self.parts  # now, as all ranks are here
 
     def count(self, num_own: int, num_marked: int) -> Tensor:
         """Return what each rank learns, given what this one does and what its shard has to be learned. Collective."""
@@ -229,23 +226,26 @@ class ShardHome(GraphAccess):
         return counts[:, 0]
 
     def close(self) -> None:
-        if self._graph is not None:
-            self._graph.close()
+        if "_connected" in vars(self):
+            self.graph().close()
         super().close()
 
     def abort(self) -> None:
-        if self._graph is not None:
-            self._graph.abort()
+        if "_connected" in vars(self):
+            self.graph().abort()
 
-    def at_rest(self) -> dict[str, Any]:
-        return super().at_rest() | {"_graph": None, "_shard": None, "_part": None, "rows": None}
+    @property
+    def rows(self) -> Graph | None:
+        return self.graph().shard.rows if "_connected" in vars(self) else None
 
     @property
     def figures(self) -> dict[str, float]:
         """Numbers to log: the rows of other shards, and those in the cache."""
-        return {} if self._graph is None else self._graph.figures
+        return self.graph().figures if "_connected" in vars(self) else {}
 
-    def _connect(self) -> ShardedGraph:
+    @cached_property
+    def _connected(self) -> tuple[Shard, ShardedGraph]:
+        """The own shard as it was divided, with the labels of its edges, and the whole graph. Collective."""
         check_ranks(self.path, self.bounds, self.running.num_ranks)
         shard, types = Shard.open(self.path, self.running.rank % self.bounds.num_shards), self.types
         marks = all_gather_rows(torch.tensor([self.bounds.mark])).view(-1).tolist()
@@ -254,8 +254,8 @@ class ShardHome(GraphAccess):
                 f"The shards of ranks {odd} are not of the graph of rank 0, or of another division of it: make all "
                 "shards from the same files, assignment and settings, or copy them from one division."
             )
-        self._shard = shard.with_seeds(types.seed_type()) if have_names(types) else shard
-        return self._opened(replace(self._shard, rows=self.shown(self._shard.rows)))
+        shard = shard.with_seeds(types.seed_type()) if have_names(types) else shard
+        return shard, self._opened(replace(shard, rows=self.shown(shard.rows)))
 
     def _opened(self, shard: Shard) -> ShardedGraph:
         """Return the whole graph across shards. Collective."""
@@ -271,17 +271,17 @@ class ShardHome(GraphAccess):
             "divided, and the partition that divided it says so."
         )
 
-    def running_part(self) -> Graph:
-        """Return the own shard and what the boundary brings along, in RAM. Collective, the first time.
+    @cached_property
+    def parts(self) -> OnePart:
+        """The own shard and what the boundary brings along, in RAM. Collective, the first time.
 
         They are the own rows as they are on disk where batches are drawn in the whole graph, and with an exchange,
         whose batch holds what it needs.
         """
         if self.exchanges or self.boundary.sees_whole_graph:
-            return self.graph().shard.rows
-        if self._part is None:
-            self._part, self.part_ids = self._read_part()
-        return self._part
+            return OnePart(self.graph().shard.rows)
+        part, self.part_ids = self._read_part()
+        return OnePart(part)
 
     def _read_part(self) -> tuple[Graph, Tensor]:
         """Return the part, with the labels of its edges, and the ids of its nodes in the whole graph. Collective."""

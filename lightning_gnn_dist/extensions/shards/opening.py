@@ -7,9 +7,9 @@ of shards.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -184,21 +184,11 @@ class ShardEdges(EdgeTask):
     probes = False  # a rank knows the ends of its own held edges alone
     _way_to_hold = "divide split_edges(graph, {name}=0.1), which holds some back."
 
-    def __init__(self, home: ShardHome, links: LinkBounds, num_negatives: int) -> None:
-        super().__init__(home, links, num_negatives)
-        self._found: Tensor | None = None
-        self._held: dict[str, HeldLinks] = {}
-        self._candidates: Candidates | None = None  # of false receivers by time
-
-    def at_rest(self) -> dict[str, Any]:
-        return {"_found": None, "_candidates": None, "_held": {}}
-
     def begin(self, run: RunContext, *, is_fit: bool) -> None:
         super().begin(run, is_fit=is_fit)
         if is_fit:
-            self._check(self.home.count(len(self._own()), len(self._marked())))
-        if self._candidates is None:
-            self._candidates = self._receivers()
+            self._check(self.home.count(len(self._own()), len(self._marked)))
+        _ = self._candidates  # now, as all ranks are here
 
     def _check(self, counts: Tensor) -> None:
         """Refuse ranks without edges to learn, given how many each has: all ranks raise or none."""
@@ -214,11 +204,11 @@ class ShardEdges(EdgeTask):
         return self.home.shard.rows
 
     def candidates(self) -> Candidates:
-        assert self._candidates is not None
         return self._candidates
 
-    def _receivers(self) -> Candidates:
-        """Return the nodes that false receivers are drawn from; by time, since when they are there. Collective."""
+    @cached_property
+    def _candidates(self) -> Candidates:
+        """The nodes that false receivers are drawn from; by time, since when they are there. Collective."""
         rows, receivers, times = self.rows(), self.ends.receivers, None
         kind = self.links.receiver_type
         if (time := self.links.time) is not None:
@@ -226,6 +216,11 @@ class ShardEdges(EdgeTask):
             if times_of_receivers(rows, time, kind) is not None:
                 times = self.home.graph().times_of_all_nodes(rows.types.node_types.index(kind), time)
         return Candidates.of(receivers, times, receivers.start)
+
+    @cached_property
+    def _held(self) -> dict[str, HeldLinks]:
+        """Those that were asked for."""
+        return {}
 
     def held(self, name: str) -> HeldLinks:
         if name not in self._held:
@@ -255,7 +250,7 @@ class ShardEdges(EdgeTask):
         return self.home.most
 
     def of_corrections(self) -> OwnSeeds:
-        return OwnSeeds(self._marked()[self.home.of_copy()], self.home.num_marked)
+        return OwnSeeds(self._marked[self.home.of_copy()], self.home.num_marked)
 
     def learned(self, part: Graph, num_batches: int, seed: int) -> Learning:
         seeds, shown = self._own(), self.home.shown(part)
@@ -272,25 +267,24 @@ class ShardEdges(EdgeTask):
     def _own(self) -> Tensor:
         """Return the positions of what this rank learns: in the whole graph, or without ``Fetch()`` in its part."""
         if self.home.boundary.sees_whole_graph:
-            return self._marked()[self.home.of_copy()]
-        part = self.home.running_part()
+            return self._marked[self.home.of_copy()]
+        part = self.home.parts.current()
         return self.positions(part, self._is_own(part).to(torch.int64) - 1)[self.home.of_copy()]
 
+    @cached_property
     def _marked(self) -> Tensor:
-        """Return where all edges into the own shard that are learned stand in the whole graph, increasing."""
-        if self._found is None:
-            links, rows, graph = self.links, self.rows(), self.home.graph()
+        """Where all edges into the own shard that are learned stand in the whole graph, increasing."""
+        links, rows, graph = self.links, self.rows(), self.home.graph()
 
-            def is_chosen(senders: Tensor, receivers: Tensor) -> Tensor:
-                ends = senders, graph.ids_of_own(receivers)
-                if links.undirected:  # ids grow with shards: the last one would learn all edges between them
-                    is_odd = (ends[0] + ends[1]) % 2 == 1
-                    ends = torch.where(is_odd, ends[1], ends[0]), torch.where(is_odd, ends[0], ends[1])
-                return are_links(*ends, links.undirected, loops=links.labels is not None)
+        def is_chosen(senders: Tensor, receivers: Tensor) -> Tensor:
+            ends = senders, graph.ids_of_own(receivers)
+            if links.undirected:  # ids grow with shards: the last one would learn all edges between them
+                is_odd = (ends[0] + ends[1]) % 2 == 1
+                ends = torch.where(is_odd, ends[1], ends[0]), torch.where(is_odd, ends[0], ends[1])
+            return are_links(*ends, links.undirected, loops=links.labels is not None)
 
-            found = positions_where(rows, is_chosen, self.ends.kinds[0])
-            self._found = self.of_labels_and_times(rows, found) + self.first_edge()
-        return self._found
+        found = positions_where(rows, is_chosen, self.ends.kinds[0])
+        return self.of_labels_and_times(rows, found) + self.first_edge()
 
     def _is_own(self, part: Graph) -> Tensor:
         """Return which nodes of a part are the shard's own."""

@@ -241,7 +241,7 @@ def test_the_copy_of_a_part_goes_with_the_part(num_threads):
     stream = loader.stream(0)
     next(stream)
     next(iter(data.anchor_batches(0)))
-    part = weakref.ref(data._home.running_part())
+    part = weakref.ref(data._home.parts.current())
     copy = weakref.ref(known(data._home.shown(part()))[CPU])
     for _ in range(len(loader)):
         next(stream)
