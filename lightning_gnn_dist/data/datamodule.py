@@ -37,7 +37,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.homes.access import check_typed, folder_of, graph_of, with_seeds_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding
-from lightning_gnn_dist.homes.run import RunContext, warn_of_slow_bfloat16
+from lightning_gnn_dist.homes.run import ForgetsRun, RunContext, warn_of_slow_bfloat16
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching, Loading
 from lightning_gnn_dist.joint import (
     BringsHooks,
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.graph.user_ids import Columns
 
 
-class GraphDataModule(LightningDataModule):
+class GraphDataModule(ForgetsRun, LightningDataModule):
     """Batches of a rank's own part for training, and of the whole graph for evaluation and corrections.
 
     Its home says where the graph lives, and its task what is learned of it.
@@ -73,10 +73,8 @@ class GraphDataModule(LightningDataModule):
         self.sampler, self.batch_size, self.loading = settings.training_sampler, settings.batch_size, settings.loading
         self.evaluation, self.global_batching = settings.evaluation, settings.global_batching
         self.predicted: Tensor | None = None  # nodes of the graph; None is all
-        self._loaders: list[Batches] = []
         self._train_batches: Batches | None = None
         self._anchors: tuple[Graph, Batches] | None = None  # of the running part
-        self._global: GlobalBatches | None = None
 
     # What it was made of.
 
@@ -92,7 +90,7 @@ class GraphDataModule(LightningDataModule):
     def _enter(self, run: RunContext) -> None:
         """Let all that is made from here on be of this run."""
         for task in self._tasks:
-            task.home.enter(run)
+            task.home.running = run
 
     @property
     def seed(self) -> int:
@@ -288,11 +286,10 @@ class GraphDataModule(LightningDataModule):
         """End what runs in the background, and free what it has taken."""
         for loader in self._loaders:
             loader.close()
-        vars(self).update(self._at_rest())
         for task in self._tasks:
             task.close()
-        if "exactness" in vars(self):
-            self.exactness.forget()
+        self._anchors = None
+        self.rest()
 
     def on_exception(self, exception: BaseException) -> None:
         """Explain the error and end what runs in the background: after an exception Lightning tears nothing down."""
@@ -301,14 +298,8 @@ class GraphDataModule(LightningDataModule):
             extension("explained errors")(exception, self._home.rows)
         self.teardown("fit")
 
-    def _at_rest(self) -> dict[str, Any]:
-        """Return, by name, the attributes that only a run has, as they are outside of one."""
-        return {"_loaders": [], "_anchors": None, "_global": None}
-
     def __getstate__(self) -> dict[str, Any]:
-        # A copy is one at rest, as for a process that Lightning spawns: of a run there are threads and connections.
-        kept = {name: value for name, value in vars(self).items() if name != "exactness"}
-        return kept | self._at_rest() | {"_train_batches": None}
+        return super().__getstate__() | {"_train_batches": None, "_anchors": None}
 
     # What strategies ask for.
     def correction_batches(
@@ -329,7 +320,7 @@ class GraphDataModule(LightningDataModule):
             )
         run = self._home.running
         rank, num_slices = (run.rank, run.num_ranks) if sliced else (0, 1)
-        return self._global_batches().of_round(round_idx, rank, num_slices, start, stop)
+        return self._global_batches.of_round(round_idx, rank, num_slices, start, stop)
 
     def anchor_batches(self, round_idx: int, *, of: Scope = "part", start: int | None = None) -> Iterator[Data]:
         """Yield one pass over the rank's own part, or its slices of one over the graph, drawn for this round.
@@ -341,7 +332,7 @@ class GraphDataModule(LightningDataModule):
         check_at_least_if_given(0, start=start)
         check_choice("of", of, Scope)
         if of == "graph":
-            return self.correction_batches(round_idx, stop=self._global_batches().num_batches)
+            return self.correction_batches(round_idx, stop=self._global_batches.num_batches)
         if start is not None and self._train_batches is not None:
             self._train_batches.move_to(start)
         if self._anchors is None:
@@ -374,6 +365,11 @@ class GraphDataModule(LightningDataModule):
 
     # What it is made of.
 
+    @cached_property
+    def _loaders(self) -> list[Batches]:
+        """Those of this run."""
+        return []
+
     def _evaluates(self, judged: Judged) -> Batches:
         self._loaders.append(evaluation_of(judged, self._judging.home, self.exactness, self))
         return self._loaders[-1]
@@ -383,14 +379,14 @@ class GraphDataModule(LightningDataModule):
         rank, num_ranks = place
         return self._task.learned(part, num_batches, seed * num_ranks + rank)
 
+    @cached_property
     def _global_batches(self) -> GlobalBatches:
-        if self._global is None:
-            size = self.global_batching.batch_size or self.batch_size * self._home.running.num_ranks
-            source = self._home.whole_source(self._task.across(self._home.running.settings.correction_sampler))
-            bulk_size = self.loading.bulk_size if source.is_remote else 1  # one question for many batches
-            more = self._home.running.dtype, self._task.has_inputs, self.loading.num_threads > 0
-            self._global = GlobalBatches(source, self._task.of_corrections(), size, self.seed, bulk_size, *more)
-        return self._global
+        run, task = self._home.running, self._task
+        size = self.global_batching.batch_size or self.batch_size * run.num_ranks
+        source = self._home.whole_source(task.across(run.settings.correction_sampler))
+        bulk_size = self.loading.bulk_size if source.is_remote else 1  # one question for many batches
+        more = run.dtype, task.has_inputs, self.loading.num_threads > 0
+        return GlobalBatches(source, task.of_corrections(), size, self.seed, bulk_size, *more)
 
 
 class PartitionedDataModule(GraphDataModule):

@@ -21,7 +21,7 @@ from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
 from lightning_gnn_dist.layers.choice import Judged, Neighbourhoods, is_limited
-from lightning_gnn_dist.layers.exactness import Exactness
+from lightning_gnn_dist.layers.exactness import Exactness, check_depth
 from lightning_gnn_dist.layers.layered_loader import EvaluationLoader
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
@@ -43,7 +43,8 @@ def evaluation_of(judged: Judged, home: GraphAccess, exactness: Exactness, data:
         data: The data module, whose hooks may change batches.
     """
     run, settings = home.running, home.running.settings
-    exactness.check(run.trainer)
+    if run.module is not None:
+        check_depth(run.module, settings.training_sampler)
     judged.check_shared(run.num_ranks)
     sampler, model = judged.sampler(0), run.layers_of_model(data, is_typed=have_names(home.types))
     size = settings.evaluation.batch_size or settings.batch_size

@@ -65,8 +65,7 @@ class GraphAccess(ForgetsRun, ABC):
     types: TypeRanges
 
     def __init__(self, running: RunContext, boundary: Boundary, coverage: Coverage | None) -> None:
-        self.asked, self._weighs = boundary, coverage
-        self.enter(running, boundary)
+        self.running, self.asked, self.boundary, self._weighs = running, boundary, boundary, coverage
 
     # The graph.
 
@@ -101,13 +100,10 @@ class GraphAccess(ForgetsRun, ABC):
 
     # The run.
 
-    def enter(self, run: RunContext, boundary: Boundary | None = None) -> None:
-        """Be in a run from here on, with a boundary that was chosen for it, if one was."""
-        self.running = run
-        if boundary is not None:
-            self.boundary = boundary
-            vars(self).pop("outside", None)
-            self.coverage = None if boundary.exchanges or boundary.keeps_rows else self._weighs
+    @property
+    def coverage(self) -> Coverage | None:
+        """What gives nodes weights for the loss; None where there are none, or where nothing is lost."""
+        return None if self.boundary.exchanges or self.boundary.keeps_rows else self._weighs
 
     @property
     def is_cut(self) -> bool:

@@ -149,7 +149,7 @@ class LocalGraph(GraphAccess):
 
     def begin(self, run: RunContext, check: Callable[[Graph], None], *, is_fit: bool) -> None:
         """Choose what ``boundary="auto"`` is, and compare what a fit takes with the memory that is there."""
-        self.enter(run)
+        self.running = run
         if not is_fit:
             return
         if self.plan.has_parts and self._named is None:
@@ -193,7 +193,7 @@ class LocalGraph(GraphAccess):
 
     def _take(self, chosen: tuple[Boundary, str]) -> None:
         rank_zero_info(chosen[1])
-        self.enter(self.running, chosen[0])
+        self.boundary = chosen[0]
 
     def _chosen(self, plan: Plan, parts: Sequence[Holds], device: torch.device | None = None) -> tuple[Boundary, str]:
         """Return what ``"auto"`` is on some parts, and a line for the log."""

@@ -124,14 +124,14 @@ def _names_read(kind: type) -> Iterator[str]:
             yield from getattr(getattr(method, "__code__", None), "co_names", ())
 
 
-def check_depth(module: nn.Module, num_hops: int, sampler: object) -> None:
-    """Refuse a model that certainly passes messages over more than ``num_hops`` hops."""
+def check_depth(module: nn.Module, sampler: Sampler) -> None:
+    """Refuse a model that certainly passes messages over more hops than a sampler draws."""
     for name, child in module.named_modules():
-        if isinstance(child, BasicGNN) and child.num_layers > num_hops:
+        if isinstance(child, BasicGNN) and child.num_layers > sampler.num_hops:
             raise ValueError(
                 f"{name or 'the model'} ({type(child).__name__}) has num_layers={child.num_layers}, and {sampler} "
-                f"draws {num_hops} hops: metrics would not be those of the whole graph. Give the sampler as many hops "
-                "as the model has layers."
+                f"draws {sampler.num_hops} hops: metrics would not be those of the whole graph. Give the sampler "
+                "as many hops as the model has layers."
             )
 
 
@@ -285,7 +285,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 class Exactness:
-    """Knows whether figures are those of the whole graph, and tells when they are not.
+    """Knows in a run whether figures are those of the whole graph, and tells when they are not.
 
     Args:
         sampler: Draws training batches.
@@ -297,21 +297,11 @@ class Exactness:
     """
 
     def __init__(self, sampler: Sampler, estimating: Sampler | None, *, probes: bool) -> None:
-        self._sampler, self._estimating, self._probes = sampler, estimating, probes
-        self._is_told = False
-        self._checked: object = None  # the model whose depth was checked last, however many loaders evaluate it
+        self._num_hops, self._probes = sampler.num_hops, probes
         self._seen: object = None  # the model that was looked at last
         self.difference: float | None = None
-
-    def check(self, trainer: Trainer | None) -> None:
-        """Refuse a model that is certainly deeper than its batches, and tell once that neighbours are drawn."""
-        module: Any = getattr(trainer, "lightning_module", None)
-        if module is not None and module is not self._checked:
-            self._checked = module
-            check_depth(module, self._sampler.num_hops, self._sampler)
-        if self._estimating is not None and not self._is_told:
-            log.info("Evaluation draws neighbours with %s: figures are estimates.", self._estimating)
-            self._is_told = True
+        if estimating is not None:
+            log.info("Evaluation draws neighbours with %s: figures are estimates.", estimating)
 
     def look(self, judged: Judged, access: Any, num_batches: int) -> None:
         """Before the first evaluation of a model, of so many batches, look whether it sees farther. All ranks do so."""
@@ -321,8 +311,4 @@ class Exactness:
         module: Any = trainer.lightning_module
         if module is not self._seen and may_be_called(module):
             self._seen = module
-            self.difference = seen_farther(module, judged, access, num_batches, self._sampler.num_hops)
-
-    def forget(self) -> None:
-        """Look anew before the next evaluation."""
-        self._seen = self.difference = None
+            self.difference = seen_farther(module, judged, access, num_batches, self._num_hops)

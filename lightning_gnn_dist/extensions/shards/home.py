@@ -205,7 +205,7 @@ class ShardHome(GraphAccess):
     # The run.
 
     def begin(self, run: RunContext, check: Callable[[Graph], None], *, is_fit: bool) -> None:
-        self.enter(run)
+        self.running = run
         shard = self._connected[1].shard
         _check_on_all_ranks(lambda: check(shard.rows), shard.index)
         if is_fit:

@@ -131,7 +131,7 @@ def corrected(rank: int, world_size: int, folder: str) -> list[Targets]:
     with joined(rank, world_size):
         data = of_shards(folder, rank, world_size, global_batching=deal, **OPTIONS)
         data.setup("fit")
-        for batch in data.correction_batches(4, stop=data._global_batches().num_batches):
+        for batch in data.correction_batches(4, stop=data._global_batches.num_batches):
             module.training_step(batch)
         data.teardown("fit")
     return module.asked
