@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 import lightning_gnn_dist
 from tests.conftest import OF_ALL
 from tests.extensions import ALL, MISSING
+from tests.pages import ROOT
 
 PACKAGE = Path(__file__).parents[1] / "lightning_gnn_dist"
 
@@ -326,84 +328,50 @@ def test_functions_outside_the_package_stay_small_too(folder: str) -> None:
     assert list(functions_stay_small(PACKAGE.parent / folder)) == []
 
 
+HERE, PLAN = "lightning_gnn_dist", "@dataclass(frozen=True)\nclass Plan:\n"
+FIELDS = "".join(f"    a{n}: int = {n}\n" for n in range(13))
+NO_ARGUMENTS = "    known: ClassVar[int] = 1\n    held: dict = field(default_factory=dict, init=False)\n"
+CYCLE = {"graph/graph.py": f"from {HERE}.graph import store"}
+CYCLE["graph/store.py"] = f"if TYPE_CHECKING:\n    from {HERE}.graph.graph import Graph"
+BY_TEXT = "from importlib import import_module"
+OF_LINKS = dict.fromkeys(("test_graph.py", "extensions/links/test_a.py"), f"from {HERE} import LinkSplit")
 BAD_TREES: list[tuple[Rule, str, dict[str, str]]] = [
     (
         imports_follow_the_line,
-        "base.py: rounds may not import data",
-        {"data/datamodule.py": "", "rounds/base.py": "def f():\n    import lightning_gnn_dist.data.datamodule"},
+        "b.py: rounds may not import data",
+        {"data/d.py": "", "rounds/b.py": f"import {HERE}.data.d"},
     ),
     (imports_follow_the_line, "tools.py: utils is not on the line", {"utils/tools.py": ""}),
     (the_root_stays_short, "loader.py lies in the root", {"loader.py": ""}),
-    (
-        the_engine_knows_neither_pyg_nor_lightning,
-        "hops.py imports torch_geometric.data",
-        {"engine/hops.py": "from torch_geometric.data import Data"},
-    ),
+    (the_engine_knows_neither_pyg_nor_lightning, "h.py imports lightning", {"engine/h.py": "import lightning.pytorch"}),
     (
         names_come_from_the_module_that_defines_them,
-        "loader.py: Graph imported from lightning_gnn_dist.graph, which is not the defining module",
-        {"graph/__init__.py": "", "graph/graph.py": "", "loader.py": "from lightning_gnn_dist.graph import Graph"},
+        f"loader.py: Graph imported from {HERE}.graph, which is not the defining module",
+        {"graph/__init__.py": "", "loader.py": f"from {HERE}.graph import Graph"},
     ),
-    (
-        sub_packages_export_nothing,
-        "graph/__init__.py holds more than a docstring",
-        {"graph/__init__.py": '"""Graphs."""\nfrom lightning_gnn_dist.graph.graph import Graph'},
-    ),
-    (
-        no_module_imports_itself_through_others,
-        "a cycle: ",
-        {
-            "graph/graph.py": "from lightning_gnn_dist.graph import store",
-            "graph/store.py": "if TYPE_CHECKING:\n    from lightning_gnn_dist.graph.graph import Graph",
-        },
-    ),
+    (sub_packages_export_nothing, "graph/__init__.py holds more", {"graph/__init__.py": '"""Graphs."""\nimport os'}),
+    (no_module_imports_itself_through_others, "a cycle: ", CYCLE),
     (
         one_folder_talks_to_torch_distributed,
-        "base.py uses torch.distributed: that is what wire is for",
-        {
-            "rounds/base.py": "import torch\ntorch.distributed.barrier()",
-            "wire/collectives.py": "import torch.distributed",
-        },
+        "b.py uses torch.distributed",
+        {"rounds/b.py": "torch.distributed.barrier()"},
     ),
     (nobody_prints, "base.py:1 prints: ", {"rounds/base.py": "print(1)", "cli/main.py": "print(1)"}),
-    (
-        few_import_by_a_text,
-        "base.py imports by a text",
-        {"rounds/base.py": "from importlib import import_module", "names.py": "from importlib import import_module"},
-    ),
+    (few_import_by_a_text, "base.py imports by a text", {"rounds/base.py": BY_TEXT, "names.py": BY_TEXT}),
     (
         names_come_from_the_facade_where_it_has_them,
-        "test_graph.py: Graph imported from lightning_gnn_dist.graph.graph",
-        {"test_graph.py": "def f():\n    from lightning_gnn_dist.graph.graph import Graph, checked_graph"},
+        f"test_graph.py: Graph imported from {HERE}.graph.graph",
+        {"test_graph.py": f"def f():\n    from {HERE}.graph.graph import Graph, checked_graph"},
     ),
-    *[
-        (
-            no_test_of_the_core_names_an_extension,
-            "test_graph.py names lightning_gnn_dist.LinkSplit: ",
-            {
-                "test_graph.py": "from lightning_gnn_dist import LinkSplit",
-                "extensions/links/test_a.py": "from lightning_gnn_dist import LinkSplit",
-                "test_docs.py": "lgd.LinkSplit",
-            },
-        )
-    ]
-    * (not MISSING),  # else the facade may have no such name
+    *[(no_test_of_the_core_names_an_extension, f"test_graph.py names {HERE}.LinkSplit: ", OF_LINKS)] * (not MISSING),
     (
         no_test_of_the_core_names_an_extension,
-        "test_graph.py names extensions.links: ",
-        {"test_graph.py": "from tests.extensions.links.models import Model"},
+        "a.py names extensions.links: ",
+        {"a.py": "import tests.extensions.links"},
     ),
     (every_module_says_what_it_is, "rounds.py has no docstring", {"rounds.py": "x = 1"}),
     (functions_stay_small, "rounds.py: f has 61 lines", {"rounds.py": "def f():\n" + "    1\n" * 60}),
-    (
-        constructors_take_few_arguments,
-        "plan.py: Plan takes 13 arguments, more than 12",
-        {
-            "data/plan.py": "@dataclass(frozen=True)\nclass Plan:\n"
-            + "".join(f"    a{n}: int = {n}\n" for n in range(13))
-            + "    known: ClassVar[int] = 1\n    held: dict = field(default_factory=dict, init=False)\n"
-        },
-    ),
+    (constructors_take_few_arguments, "p.py: Plan takes 13 arguments", {"data/p.py": PLAN + FIELDS + NO_ARGUMENTS}),
 ]
 
 
@@ -417,3 +385,50 @@ def test_a_tree_that_breaks_the_rule_is_refused(
         (package / name).write_text(code)
     (found,) = rule(package)
     assert found.startswith(complaint)
+
+
+# The drawing of the architecture says what the imports say: every box is there, and every arrow is an import.
+
+
+DRAWN = list(ElementTree.parse(ROOT / "docs" / "assets" / "architecture.svg").iter())
+ARROWS = [(each.attrib["data-from"], each.attrib["data-to"]) for each in DRAWN if "data-from" in each.attrib]
+EXTENSIONS = {
+    each.attrib["data-extension"]: each.attrib["data-by"].split() for each in DRAWN if "data-by" in each.attrib
+}
+EXTENSIONS = {name: places for name, places in EXTENSIONS.items() if name not in MISSING}
+
+
+def files_of(place: str) -> set[Path]:
+    return {PACKAGE / place} if place.endswith(".py") else set(modules(PACKAGE / place))
+
+
+def needs(one: str, other: str) -> bool:
+    """Whether a module of one place needs a module of the other, itself or through a third."""
+    direct = {module for path in files_of(one) for module in imported_modules(path, PACKAGE)}
+    return not files_of(other).isdisjoint(direct.union(*(imported_modules(path, PACKAGE) for path in direct)))
+
+
+def test_every_box_is_there_and_every_extension_has_one() -> None:
+    drawn = [each.attrib["data-module"] for each in DRAWN if "data-module" in each.attrib]
+    assert len(drawn) > 20 and [place for place in drawn if not (PACKAGE / place).exists()] == []
+    assert set(EXTENSIONS) == {path.parent.name for path in (PACKAGE / "extensions").glob("*/__init__.py")}
+
+
+def test_the_columns_meet_in_one_module() -> None:
+    assert ("data/datamodule.py", "joint.py") in ARROWS and needs("strategies", "joint.py")
+
+
+def test_every_extension_has_a_page() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| \[", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE)
+    assert rows == sorted([*EXTENSIONS, *MISSING])
+
+
+@pytest.mark.parametrize(("one", "other"), ARROWS)
+def test_an_arrow_is_an_import(one: str, other: str) -> None:
+    assert needs(one, other) or needs(other, one)
+
+
+@pytest.mark.skipif(bool(MISSING), reason="what needs another may have lost modules with it")
+@pytest.mark.parametrize("name", EXTENSIONS)
+def test_an_extension_imports_what_it_comes_in_by(name: str) -> None:
+    assert [place for place in EXTENSIONS[name] if not needs(f"extensions/{name}", place)] == []

@@ -10,7 +10,7 @@ from torch_geometric.data import HeteroData
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.graph.typed.names import EdgeType
-from tests.test_typed_mistakes import data_with
+from tests.graph.typed.graphs import data_with
 
 WRITES: EdgeType = ("author", "writes", "paper")
 CITES: EdgeType = ("paper", "cites", "paper")

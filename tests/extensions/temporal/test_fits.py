@@ -23,10 +23,9 @@ from lightning_gnn_dist.layers.choice import Counter, Judged, seeds_at_once
 from tests.data.test_settings import PAPERS, check_threads_and_bulks
 from tests.data_fitting import SOME_STRATEGIES, trainer
 from tests.every_strategy import every_strategy
-from tests.graph.typed.graphs import small
+from tests.graph.typed.graphs import WRITES, check_sentences, data_with, small
 from tests.placing import seeds_and_source
 from tests.ranks import run_ranks
-from tests.test_typed_mistakes import WRITES, check_sentences, data_with
 from tests.typed_sage import typed_graph_of_papers
 
 STRATEGIES = every_strategy()

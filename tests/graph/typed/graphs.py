@@ -1,12 +1,14 @@
 """A small typed graph, drawn at random, and comparisons of ``HeteroData``."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
+CITES, WRITES = ("paper", "cites", "paper"), ("author", "writes", "paper")
 COUNTS = {"paper": 12, "author": 7, "venue": 3}
 EDGES = {
     ("author", "writes", "paper"): 30,
@@ -67,3 +69,19 @@ def _check_arrays(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None
     assert arrays.keys() <= found.keys()
     for name, array in arrays.items():
         assert found[name].dtype == array.dtype and torch.equal(found[name], array), name
+
+
+def data_with(**arrays: Any) -> HeteroData:
+    """The small graph with arrays of papers; those of citations begin with ``cites_``."""
+    data = small()
+    del data["author"].train_mask
+    for name, array in arrays.items():
+        data[CITES if name.startswith("cites_") else "paper"][name.removeprefix("cites_")] = array
+    return data
+
+
+def check_sentences(said: str) -> None:
+    """One sentence, or a line for each mistake below one that ends in a colon."""
+    first, *others = said.split("\n")
+    assert first.endswith(":" if others else (".", "...", "?"))
+    assert all(line.endswith((".", "...", "?")) for line in others)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data, HeteroData
@@ -69,6 +70,7 @@ def two_names() -> HeteroData:
 
 PAIR, IN_TIME = torch.tensor([[0], [1]]), {"time": "time"}
 SENDER_7 = with_edges(("author", "edits", "paper"), torch.tensor([[7], [0]]))
+DATES = np.zeros(12, "datetime64[s]")
 NO_TIME, LAST_NAN = torch.tensor([NAN] + [0.0] * 39), torch.tensor([0.0] * 11 + [NAN])
 BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "no node count": (without("venue", "num_nodes"), {}, r"data\['venue'\]: nothing says .* set data\['venue'\].num_n"),
@@ -100,6 +102,21 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "no such time": (small, {"time": "when"}, "time names the array 'when', and no node type and no edge type has it"),
     "time is no name": (small, {"time": 3}, "time must be a name such as 'time', got 3"),
     "regression of classes": (small, {"float_labels": True}, "no node type has a y of fractions"),
+    "times in words": (
+        changed(paper__time=["monday"] * 12),
+        IN_TIME,
+        r"\['paper'\]\.time must be a tensor .*'monday'",
+    ),
+    "words nobody named": (
+        changed(cites__time=["2099"] * 40),
+        {},
+        "paper'.*time must .*2099.*Turn .* or remove it",
+    ),
+    "times as dates": (
+        changed(paper__time=DATES),
+        IN_TIME,
+        r"a numpy array of datetime64\[s\] .*astype\('int64'\)",
+    ),
     "time of a Data": (lambda: Data(edge_index=PAIR, num_nodes=2), {"time": "t"}, "leave it out for a Data"),
 }
 

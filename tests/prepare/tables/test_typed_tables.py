@@ -125,11 +125,14 @@ BAD: dict[str, tuple[tuple[str, str] | None, str, str]] = {
     ),
     "no such time": (None, "--time when", "time names the column 'when', and .* has these"),
     "words for arrays": ((ON, "a,b\n10,icml\n"), "", "'b' holds 'icml' in row 1, but there are 2 nodes of its type"),
-    "beyond the arrays": (
-        (ON, "a,b\n10,2\n"),
+    "beyond the arrays": ((ON, "a,b\n10,2\n"), "", "holds '2' in row 1, .* their ids are 0 to 1"),
+    "no such type": (("edges/paper__to__c.csv", "a,b\n10,1\n"), "", r"the node type 'c', and .*nodes has \['author'"),
+    "an id is missing": (
+        ("nodes/paper.csv", "id,v\n10,2\n,3\n"),
         "",
-        "holds '2' in row 1, but there are 2 nodes .*: their ids are 0 to 1",
+        "'id' is empty in row 2, .* has an id: fill it, or",
     ),
+    "a table of nodes apart": (None, "--nodes nodes.csv", r"their nodes are known \(no --nodes\)"),
     "reverse twice": (("edges/paper__rev_writes__author.csv", "a,b\n10,ann\n"), "--reverse", "rev_writes.*already"),
     "no labels": (("nodes/paper.csv", "id\n10\n20\n30\n"), "--split 1 0 0", "no node type has a label"),
 }
