@@ -128,9 +128,9 @@ BAD: dict[str, tuple[tuple[str, str] | None, str, str]] = {
     "beyond the arrays": ((ON, "a,b\n10,2\n"), "", "holds '2' in row 1, .* their ids are 0 to 1"),
     "no such type": (("edges/paper__to__c.csv", "a,b\n10,1\n"), "", r"the node type 'c', and .*nodes has \['author'"),
     "an id is missing": (
-        ("nodes/paper.csv", "id,v\n10,2\n,3\n"),
+        ("nodes/author.tsv", "name\\tage\\nann\\t3\\nbob\\t9\\n\\t3\\n"),
         "",
-        "'id' is empty in row 2, .* has an id: fill it, or",
+        "'name' is empty in row 3, .* fill it",
     ),
     "a table of nodes apart": (None, "--nodes nodes.csv", r"their nodes are known \(no --nodes\)"),
     "reverse twice": (("edges/paper__rev_writes__author.csv", "a,b\n10,ann\n"), "--reverse", "rev_writes.*already"),
