@@ -128,7 +128,7 @@ BAD: dict[str, tuple[tuple[str, str] | None, str, str]] = {
     "beyond the arrays": ((ON, "a,b\n10,2\n"), "", "holds '2' in row 1, .* their ids are 0 to 1"),
     "no such type": (("edges/paper__to__c.csv", "a,b\n10,1\n"), "", r"the node type 'c', and .*nodes has \['author'"),
     "an id is missing": (
-        ("nodes/author.tsv", "name\\tage\\nann\\t3\\nbob\\t9\\n\\t3\\n"),
+        ("nodes/author.tsv", "name\tage\nann\t3\nbob\t9\n\t3\n"),
         "",
         "'name' is empty in row 3, .* fill it",
     ),
