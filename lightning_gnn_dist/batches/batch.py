@@ -17,7 +17,7 @@ from torch_geometric.data.view import ItemsView, ValuesView
 from lightning_gnn_dist.batches.pool import Pool, Widen, gather_rows
 from lightning_gnn_dist.engine.sample import EdgesOfType
 from lightning_gnn_dist.graph.convert import SUFFIX, scale_of
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.sampling.block import Block, innermost, rebase
 
@@ -256,7 +256,7 @@ def names_of_types(types: GraphTypes, *, widen: Widen) -> NamesOfTypes:
     nodes = {kind: [*gathered(arrays, none, widen=widen)] for kind, arrays in types.node_arrays.items()}
     nodes = {kind: names if "n_id" in names else [*names, "n_id"] for kind, names in nodes.items()}
     edges = {kind: [*arrays] for kind, arrays in types.edge_arrays.items()}
-    if have_names(types):
+    if types.have_names:
         return {**nodes, **edges}
     return {None: [*nodes[types.node_types[0]], *edges[types.edge_types[0]]]}
 

@@ -37,7 +37,7 @@ from lightning_gnn_dist.engine.apart import in_types, places_of, take_apart
 from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.sample import SEED_TIME, Apart, BatchKey, Sample, of_one_type
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 from lightning_gnn_dist.names import offered
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 
@@ -191,7 +191,7 @@ def made_of(
 ) -> SampledData:
     """Make a batch, as :func:`assemble` does, of what is taken of arrays: a ``HeteroData`` if its types have names."""
     types, apart, asked = content.types, content.apart, ends_of(content.seed_type)
-    batch: Any = SampledHeteroData.of(types, content.seed_type) if have_names(types) else SampledData()
+    batch: Any = SampledHeteroData.of(types, content.seed_type) if types.have_names else SampledData()
     nodes, edges, of_all = batch.node_stores, batch.edge_stores, batch.stores[0]._mapping
     num_seeds, x, upto = [per_hop[0] for per_hop in apart.num_sampled], dict[str, Any](), dict[str, list[int]]()
     of_nodes = zip(types.node_types, nodes, content.nodes, apart.nodes, apart.num_sampled, strict=True)

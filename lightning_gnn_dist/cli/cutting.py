@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
@@ -53,6 +52,6 @@ def sizes_of(partition: Partition) -> str:
 
 def tell_of(bounds: Any) -> None:
     """Print what a graph in shards has of types and of held edges."""
-    for about in (bounds.types if have_names(bounds.types) else None, bounds.links):
+    for about in (bounds.types if bounds.types.have_names else None, bounds.links):
         if about is not None:
             print(about)

@@ -15,7 +15,6 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, OwnSeeds
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.value_check import check_arrays, check_labels
 from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.local_graph import LocalGraph
@@ -46,7 +45,7 @@ def evaluation_of(judged: Judged, home: GraphAccess, exactness: Exactness, data:
     if run.module is not None:
         check_depth(run.module, settings.training_sampler)
     judged.check_shared(run.num_ranks)
-    sampler, model = judged.sampler(0), run.layers_of_model(data, is_typed=have_names(home.types))
+    sampler, model = judged.sampler(0), run.layers_of_model(data, is_typed=home.types.have_names)
     size = settings.evaluation.batch_size or settings.batch_size
     if settings.evaluation.batch_size is None and not is_limited(run.trainer):
         size = home.size_of_evaluation(judged, sampler, model)

@@ -28,7 +28,7 @@ from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.rows import check_csr, check_form, senders_outside
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build, induced
-from lightning_gnn_dist.graph.typed.names import OneType, have_names
+from lightning_gnn_dist.graph.typed.names import EDGE, NODE
 from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes
 from lightning_gnn_dist.names import extension
 
@@ -142,8 +142,8 @@ class Graph:
         check_arrays_if_given(node_arrays=node_arrays, edge_arrays=edge_arrays)
         convert.check_num_nodes(num_nodes)
         convert.check_pairs(edge_index)
-        nodes = {OneType.node_types[0]: NodeTable(int(num_nodes), node_arrays or {})}
-        edges = {OneType.edge_types[0]: EdgeTable(edge_index, edge_arrays or {})}
+        nodes = {NODE: NodeTable(int(num_nodes), node_arrays or {})}
+        edges = {EDGE: EdgeTable(edge_index, edge_arrays or {})}
         convert.check_names(node_arrays or {}, edge_arrays or {}, allowed=("n_id",))
         graph = typed_graph(*build(nodes, edges))
         convert.warn_of_overlaps(graph.node_arrays)
@@ -245,7 +245,7 @@ class Graph:
 
     def with_seeds(self, node_type: str) -> Graph:
         """The same typed graph, of which nodes of this type alone are learned from and evaluated."""
-        if not have_names(self.types):
+        if not self.types.have_names:
             raise ValueError(f"with_seeds({shown(node_type)}) is for a graph with types, and this one has none.")
         rows = self.indptr, self.indices
         return typed_graph(*rows, self.types.with_seeds(node_type), self.path, self._fingerprint)
@@ -282,7 +282,7 @@ class Graph:
 
     def __repr__(self) -> str:
         where = f", path={str(self.path)!r}" if self.path else ""
-        if have_names(self.types):
+        if self.types.have_names:
             held = f"node_types={list(self.types.node_types)}, edge_types={len(self.types.edge_types)}"
         else:
             held = f"node_arrays={[*self.node_arrays]}, edge_arrays={[*self.edge_arrays]}"
@@ -320,9 +320,9 @@ def typed_graph(
     graph = Graph.__new__(Graph)
     graph.indptr, graph.indices, graph.types, graph._fingerprint = indptr, indices, types, fingerprint
     graph.path = None if path is None else check_path("path", path)
-    if not have_names(types):  # the same objects, as arrays may be added
-        graph.node_arrays = cast(dict[str, Tensor], types.node_arrays[OneType.node_types[0]])
-        graph.edge_arrays = cast(dict[str, Tensor], types.edge_arrays[OneType.edge_types[0]])
+    if not types.have_names:  # the same objects, as arrays may be added
+        graph.node_arrays = cast(dict[str, Tensor], types.node_arrays[NODE])
+        graph.edge_arrays = cast(dict[str, Tensor], types.edge_arrays[EDGE])
     elif node_arrays is not None:
         graph.node_arrays = dict(node_arrays)
     types.check_fits(graph.num_nodes, graph.num_edges)

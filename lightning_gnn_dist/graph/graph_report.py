@@ -10,14 +10,13 @@ from torch import Tensor
 from lightning_gnn_dist.checks import aligned, holds_integers
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.graph.rows import row_slices
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 
 def report_of(graph: Graph) -> str:
     """Return what a graph is like, of a typed one two tables. Two passes over the edges; memory as for the nodes."""
     graph.check_edges()
-    if have_names(graph.types):
+    if graph.types.have_names:
         return report_of_types(graph.indptr, graph.indices, graph.types)
     arrays, y, degrees = graph.node_arrays | graph.edge_arrays, labels_of(graph), graph.degrees()
     sent, same_label = _tally(graph, y)
@@ -131,18 +130,17 @@ def as_labels(y: Tensor | None) -> Tensor | None:
 
 
 def labels_of(graph: Graph) -> Tensor | None:
-    """``y``, if it is one integer per node.
+    """``y``, if it is one integer per node, with -1 for a node without a label.
 
     Of a typed graph, one integer for each node of all types: classes of a type are numbered on from those of the type
-    before, and a node without a label has -1. Where a type was chosen to learn from, others have none.
+    before. Where a type was chosen to learn from, others have none.
     """
     types = graph.types
-    if not have_names(types):
-        return as_labels(graph.node_arrays.get("y"))
+    kinds = types.node_types if types.seeds is None else (types.seeds,)
+    found = {kind: y for kind in kinds if (y := as_labels(types.node_arrays[kind].get("y"))) is not None and y.numel()}
     labels, num_classes = torch.full((graph.num_nodes,), -1), 0
-    for kind in types.node_types if types.seeds is None else (types.seeds,):
-        y, nodes = as_labels(types.node_arrays[kind].get("y")), types.nodes_of(kind)
-        if y is not None and y.numel():
-            labels[nodes.start : nodes.stop] = torch.where(y < 0, -1, y + num_classes)
-            num_classes += int(y.max()) + 1
-    return labels if num_classes else None
+    for kind, y in found.items():
+        nodes = types.nodes_of(kind)
+        labels[nodes.start : nodes.stop] = torch.where(y < 0, -1, y + num_classes)
+        num_classes += int(y.max()) + 1
+    return labels if found else None

@@ -16,7 +16,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary, Outside
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import TypeNames, TypeRanges, have_names
+from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.homes.parts import OnePart
 from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
@@ -62,7 +62,7 @@ class GraphAccess(ForgetsRun, ABC):
 
     whole: Graph | None = None
     folder: Path | None = None
-    types: TypeRanges
+    types: TypeNames
 
     def __init__(self, running: RunContext, boundary: Boundary, coverage: Coverage | None) -> None:
         self.running, self.asked, self.boundary, self._weighs = running, boundary, boundary, coverage
@@ -260,7 +260,7 @@ def with_seeds_of(graph: Graph, task: str | None) -> Graph:
 
 def chosen_seed_type(types: TypeNames, task: str | None, whose: str) -> str | None:
     """Return the type of the seeds of a typed graph, by default the one that it has chosen or that has a mask."""
-    if have_names(types):
+    if types.have_names:
         return types.seed_type() if task is None else task
     if task is not None:
         raise ValueError(f"task ({shown(task)}) is for a graph with types, and {whose} has none.")
@@ -269,7 +269,7 @@ def chosen_seed_type(types: TypeNames, task: str | None, whose: str) -> str | No
 
 def check_typed(types: TypeNames, settings: BatchSettings, boundary: Boundary, graph: Graph | None = None) -> None:
     """Refuse numbers of other types, and what does not take a typed graph, or this one, if it is one."""
-    if not have_names(types):
+    if not types.have_names:
         return
     if boundary.seed_hops:
         raise ValueError(f"boundary={brief(boundary)} is for graphs without types: leave seed_hops out.")

@@ -21,7 +21,6 @@ from lightning_gnn_dist.checks import brief, check_callable, check_instance
 from lightning_gnn_dist.graph.graph import Graph, sampled_digest, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.access import GraphAccess, Owners, Shown
 from lightning_gnn_dist.homes.parts import OnePart, Parts
@@ -239,7 +238,7 @@ class LocalGraph(GraphAccess):
         """Return a part as batches show it: its own mask marks the rank's seeds, theirs all training nodes."""
         if self._shown_edges is not None:
             return self._shown_edges(part)
-        if part is self.whole or have_names(self.types):  # of a typed part the types have the masks
+        if part is self.whole or self.types.have_names:  # of a typed part the types have the masks
             return part
         known = self.whole.node_arrays
         if not (names := [name for name in ("train_mask", "n_id") if name in known]):

@@ -33,7 +33,6 @@ from lightning_gnn_dist.graph.rows import (
     take_rows,
 )
 from lightning_gnn_dist.graph.typed.build import induced
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.residency import Plan, ReadChunks
 from lightning_gnn_dist.partition.base import learned_from
 
@@ -89,7 +88,7 @@ def around(
     _check_hops(boundary, found, residents, source.sizes.num_nodes)
     hops = [residents, *found]
     nodes = torch.cat(hops)
-    if have_names(source.sizes.types):
+    if source.sizes.types.have_names:
         nodes = nodes.sort().values  # so that those of one type follow each other
     return source.among(nodes, hops[: max(1, len(hops) - 1)]), nodes, Lookup(own).contains(nodes)
 
@@ -378,7 +377,7 @@ class Parts(OnePart):
             is_own = is_resident = torch.ones(nodes.numel(), dtype=torch.bool)
         else:
             residents, own = plan.residents(self._rank, super_epoch)
-            overlaps = self._changes and plan.turns == 1 and not have_names(graph.types)
+            overlaps = self._changes and plan.turns == 1 and not graph.types.have_names
             source = _Copies(graph, previous) if overlaps else _InPlace(graph)
             part, nodes, is_own = around(source, residents, own, self._boundary, plan.seed)
             rows, bytes_read, is_resident = source.kept, source.bytes_read, Lookup(residents).contains(nodes)

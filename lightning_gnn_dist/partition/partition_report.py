@@ -18,7 +18,6 @@ from torch import Tensor
 
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.graph_report import labels_of
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition import kernels
 
 MAX_ROWS = 64  # parts that str() lists; a partition into super-nodes can have thousands
@@ -230,7 +229,7 @@ def strategy(
         return (
             f"Exchange gradients every step (GrappaStrategy()), or meet rarely with {correction}, which corrects the "
             "drift. Do not average alone here; SuperNodePartitioner() makes parts that one can average"
-            f"{'' if have_names(graph.types) else for_good}."
+            f"{'' if graph.types.have_names else for_good}."
         )
     if edges_lost:
         return (

@@ -18,7 +18,7 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.storage.store import check_unchanged
-from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, within
+from lightning_gnn_dist.graph.typed.names import EDGE, NODE, EdgeType, check_names, within
 from lightning_gnn_dist.prepare import reading
 from lightning_gnn_dist.prepare.arrays import (
     ALIASES,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.graph.typed.tables import Tables
 
 PYG = {".pt", ".pth"}
-NODE, EDGE = OneType.node_types[0], OneType.edge_types[0]
 DATABASES = {  # who reads a folder with such a file
     "manifest.yaml": "lightning_gnn_dist.extensions.databases.database",
     "database.yaml": "lightning_gnn_dist.extensions.databases.database",

@@ -21,7 +21,6 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.engine.sample import MAX_ENTRIES, BatchKey, Sample
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import have_names
 
 
 @runtime_checkable
@@ -83,7 +82,7 @@ def check_bulk(
     if not isinstance(graph, Graph):
         check_instance("graph", graph, Graph, "a Graph, made by Graph.from_pyg(data)")
     graph.check_whole()
-    if untyped is not None and have_names(graph.types):
+    if untyped is not None and graph.types.have_names:
         raise ValueError(
             f"{untyped} draws from graphs without types, and this one has {len(graph.types.node_types)} node types: "
             "use NeighborSampler, ShadowSampler, RandomWalkSampler(num_hops, visits=0) or "

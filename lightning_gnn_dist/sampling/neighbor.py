@@ -21,7 +21,7 @@ from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, edge_types_of, sample_hops
 from lightning_gnn_dist.engine.weighted import Rule, Weight, weights_of
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 
 _EXAMPLE = "NeighborSampler([15, 10])"
@@ -96,9 +96,8 @@ class NeighborSampler:
         weights = None if self.weight is None else weights_of(graph, self.weight, draws=draws)
         of_edges, rule = kinds if len(kinds) else None, Rule(weights, self.replace)
         how = [Draws(of_edges, fanouts, typed_keys(*key, *fanouts.shape), rule) for _, key in asked]
-        is_typed = have_names(graph.types)
         return [
-            sample_hops(graph, ids, len(fanouts), sample, draws, with_kinds=is_typed)
+            sample_hops(graph, ids, len(fanouts), sample, draws, with_kinds=graph.types.have_names)
             for (ids, _), draws in zip(asked, how, strict=True)
         ]
 
@@ -107,11 +106,9 @@ class NeighborSampler:
 
         A graph without types counts as one of one type.
         """
-        if not have_names(types):
-            return np.array(self.per_hop, np.int64).reshape(-1, 1)
-        if self.weight is not None:
+        if self.weight is not None and types.have_names:
             raise ValueError(f"weight ({self.weight!r}) draws from graphs without types: leave it out for this one.")
-        given = self.num_neighbors
+        given = self.num_neighbors if types.have_names else self.per_hop
         if not isinstance(given, Mapping):
             return np.repeat(np.array(given, np.int64)[:, None], len(types.edge_types), 1)
         if unknown := [kind for kind in given if kind not in types.edge_types]:

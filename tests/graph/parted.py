@@ -5,7 +5,6 @@ from torch import Tensor
 
 from lightning_gnn_dist import Graph, Partition
 from lightning_gnn_dist.graph.graph import typed_graph
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from tests.graph.typed.graphs import small
 
@@ -93,4 +92,4 @@ def in_order_of_shards(graph: Graph, partition: Partition) -> Graph:
 
 def as_shards_number_it(graph: Graph, partition: Partition) -> Graph:
     """The same graph with its nodes, those of each type, in the order of their shards."""
-    return (in_order_of_shards if have_names(graph.types) else in_order_of_parts)(graph, partition)
+    return (in_order_of_shards if graph.types.have_names else in_order_of_parts)(graph, partition)

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from lightning_gnn_dist.batches.batch import LABELS, SampledData, SampledHeteroData
 from lightning_gnn_dist.batches.seed_batch import SeedsOnly
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import have_names
 
 _OURS = __name__.split(".")[0] + "."
 _OF_CLASSES = re.compile(
@@ -28,7 +27,7 @@ def explain(exception: BaseException, rows: Graph | None) -> None:
         exception: The error.
         rows: The rows of the graph that this process has.
     """
-    explain_features(exception, None if rows is None or have_names(rows.types) else rows.node_arrays.get("x"))
+    explain_features(exception, None if rows is None or rows.types.have_names else rows.node_arrays.get("x"))
     explain_labels(exception)
     explain_tables(exception)
 

@@ -13,7 +13,7 @@ from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.checks import check_choice, check_instance, shown
 from lightning_gnn_dist.data.task import WholeNodes
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
+from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.access import check_typed, chosen_seed_type, folder_of, graph_of, with_seeds_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
@@ -97,7 +97,7 @@ def check_alike(says: str, trained: TypeNames, judged: TypeNames) -> None:
 
 
 def _names(types: TypeNames) -> list[object]:
-    return [*types.node_types, *types.edge_types] if have_names(types) else []
+    return [*types.node_types, *types.edge_types] if types.have_names else []
 
 
 def _check_widths(says: str, trained: GraphTypes, judged: GraphTypes) -> None:

@@ -38,7 +38,6 @@ from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
 from lightning_gnn_dist.graph.rows import bytes_per_row, senders_by_row
 from lightning_gnn_dist.graph.storage.mapped import WINDOW_BYTES, Map, MappedRows, all_maps
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.settings import BatchSettings, SampleOn
@@ -281,7 +280,7 @@ class Placement:
         sizes = Sizes.of(graph)
         if self.sample_on == "device":
             return MemoryPlan.of_all(sizes)
-        draws = not have_names(graph.types) and any(map(draws_anywhere, (sampler, *self.samplers)))
+        draws = not graph.types.have_names and any(map(draws_anywhere, (sampler, *self.samplers)))
         room = self._room()
         plan = MemoryPlan.within(room, sizes, draws=draws)
         if plan.is_all_in_ram:

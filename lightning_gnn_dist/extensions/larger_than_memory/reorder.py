@@ -22,7 +22,6 @@ from lightning_gnn_dist.graph.graph import Graph, bytes_per_edge, bytes_per_node
 from lightning_gnn_dist.graph.rows import degrees_of, starts_of
 from lightning_gnn_dist.graph.storage import npy, store
 from lightning_gnn_dist.graph.storage.files import folder_beside
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.partition.base import Partition
 from lightning_gnn_dist.prepare.arrays import GrowingArrays
 from lightning_gnn_dist.prepare.journal import describe, map_arrays
@@ -139,7 +138,7 @@ def _count_edges(rows: Graph, chunk: Tensor, num_chunks: int) -> Tensor:
 def _describe(graph: Graph, draft: Path) -> None:
     halves = {name.rpartition("/")[2] for name, a in graph.arrays.items() if a.dtype == torch.bfloat16}
     types = None
-    if have_names(graph.types):
+    if graph.types.have_names:
         types = store.types_from(graph.types.about, map_arrays(draft, sorted(draft.rglob("*.npy"))))
     names = [] if types else [*graph.node_arrays, "n_id"]
     describe(draft, list(dict.fromkeys(names)), halves, types, _ROWS_AT_ONCE, lambda share: None)

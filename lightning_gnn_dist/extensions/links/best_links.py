@@ -38,7 +38,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, degrees_of, row_pieces
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES
 from lightning_gnn_dist.graph.storage.store import holds_shards
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeRanges, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 from lightning_gnn_dist.graph.user_ids import Columns, Ids, ids_for, named
 from lightning_gnn_dist.homes.run import BUDGET_BYTES, type_of_model
 from lightning_gnn_dist.layers.choice import share_of
@@ -111,7 +111,7 @@ def best_links(
     return search.found
 
 
-def _check_run(model: LightningModule, types: TypeRanges) -> None:
+def _check_run(model: LightningModule, types: TypeNames) -> None:
     """Refuse a model whose rows of all nodes cannot be computed."""
     if has_layers(model):
         layers_in(model)  # refuses those that cannot be computed one by one
@@ -121,7 +121,7 @@ def _check_run(model: LightningModule, types: TypeRanges) -> None:
             "are computed layer by layer. Let layers() return one function for each layer, and forward() score the "
             "rows of through_layers(self, batch)."
         )
-    elif have_names(types):
+    elif types.have_names:
         raise TypeError(
             f"model: {type(model).__name__} has no method layers(), and a model of PyG's in it takes no types: let "
             "layers() return one function for each layer."
@@ -141,7 +141,7 @@ class Links(NamedTuple):
 
     where: Graph | Path
     split: LinkSplit | None
-    types: TypeRanges
+    types: TypeNames
     edge_type: EdgeType | None
     leave_out: Sequence[LeftOut]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.graph.storage.files import check_entries
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 
 _WAY_OUT = "Copy it again."
 _PURPOSE = {"val": "validate", "test": "test"}  # of held edges
@@ -50,7 +50,7 @@ class LinkBounds:
         kind, name = list[str] | None, str | None
         kinds: dict[str, Any] = {"undirected": bool, "edge_type": kind, "reverse": kind, "labels": name, "time": name}
         check_entries(about, kinds | {"hide": bool, "held": dict[str, list[int]], "until": int | None}, file, _WAY_OUT)
-        known: set[EdgeType | None] = {*types.edge_types} if have_names(types) else {None}
+        known: set[EdgeType | None] = {*types.edge_types} if types.have_names else {None}
         named = [None if about[name] is None else tuple(about[name]) for name in ("edge_type", "reverse")]
         if named[0] not in known or named[1] not in {*known, None}:
             raise ValueError(f"{file} is damaged (links: the graph has no edges of type {shown(named)}). {_WAY_OUT}")

@@ -16,7 +16,7 @@ from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
 from lightning_gnn_dist.extensions.temporal.times import check_times
 from lightning_gnn_dist.graph.convert import EDGE_IDS
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeRanges, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 
 Reverse = EdgeType | Literal["auto"] | None
 _PREFIX = "rev_"  # as PyG's ToUndirected calls the reverse of an edge type
@@ -64,7 +64,7 @@ class LinkEnds(NamedTuple):
             raise ValueError(f"{name}: negatives of shape {tuple(false.shape)} leave each edge without a rival.")
 
 
-def ends_of(types: TypeRanges, edge_type: EdgeType | None, reverse: EdgeType | None = None) -> LinkEnds:
+def ends_of(types: TypeNames, edge_type: EdgeType | None, reverse: EdgeType | None = None) -> LinkEnds:
     """The ends of the links of an edge type; in a graph without types of all links."""
     kind = edge_type or types.edge_types[0]
     kinds = [types.edge_types.index(each) for each in (kind, reverse) if each is not None]
@@ -89,7 +89,7 @@ class Edges:
     def named(cls, graph: Graph, edge_type: object) -> Edges:
         """Those of the type whose links are predicted. A graph with types needs one, any other has none."""
         kinds = graph.types.edge_types
-        if not have_names(graph.types):
+        if not graph.types.have_names:
             if edge_type is not None:
                 raise ValueError(f"edge_type={shown(edge_type)} is for a graph with types, and this one has none.")
             return cls(graph, kinds[0])
@@ -103,7 +103,7 @@ class Edges:
     @property
     def edge_type(self) -> EdgeType | None:
         """Their type; None in a graph without types."""
-        return self.kind if have_names(self.graph.types) else None
+        return self.kind if self.graph.types.have_names else None
 
     @property
     def ends(self) -> LinkEnds:

@@ -24,7 +24,6 @@ from lightning_gnn_dist.extensions.links.negatives import Candidates, Moments, d
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, sample_at
 from lightning_gnn_dist.extensions.temporal.times import as_integers, time_order
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.sampling.base import Sampler
 
 # They take the place of the hop in a key, so that these draws and those of a sampler never share one.
@@ -446,7 +445,7 @@ class LinkSampler:
             found = yield from trees_around(home, self.sampler, targets, keys, self.kinds)
         else:
             found = yield from self._around(home, targets, keys)
-        number = self.kinds[0] if have_names(home.rows.types) else None
+        number = self.kinds[0] if home.rows.types.have_names else None
         return [
             sample._replace(extra={**sample.extra, **of.in_batch(ends)}, is_constant=False, target_type=number)
             for (sample, ends), of in zip(found, targets, strict=True)

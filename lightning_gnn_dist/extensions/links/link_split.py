@@ -47,7 +47,7 @@ from lightning_gnn_dist.extensions.temporal.times import as_integers, time_order
 from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType
 
 SPLIT, FALSE_ENDS = range(2)  # what is drawn
 Places = dict[str, Tensor]  # by "val" and "test"
@@ -235,7 +235,7 @@ def _types_at(graph: Graph, kinds: Tensor | None, path: Path) -> tuple[EdgeType 
     """The edge type of a saved split and its reverse."""
     of_graph = graph.types.edge_types
     is_right = kinds is None or (kinds.shape == (2,) and -1 <= int(kinds.min()) <= int(kinds.max()) < len(of_graph))
-    if not is_right or (kinds is None) == have_names(graph.types):
+    if not is_right or (kinds is None) == graph.types.have_names:
         raise ValueError(f"{path / 'links' / 'edge_types.npy'} must name two edge types. Copy or save it again.")
     if kinds is None:
         return None, None

@@ -21,7 +21,6 @@ from lightning_gnn_dist.batches.source import Content, Taken
 from lightning_gnn_dist.extensions.passes.row_table import Room, RowTables, WayAndBack, fetch_rows, kept
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.mapped import MappedRows, all_maps
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.homes.run import halved
 from lightning_gnn_dist.layers.layer_pass import (
     FOR_A_TABLE,
@@ -146,7 +145,7 @@ class FileNodes(GraphNodes):
         **options: Any,
     ) -> None:
         num_layers, starts = len(layers), torch.arange(num_ranks + 1) * graph.num_nodes // num_ranks
-        if seeds is None and have_names(graph.types):
+        if seeds is None and graph.types.have_names:
             seeds, num_layers = torch.arange(graph.num_nodes), 1  # all layers compute the same nodes
         if seeds is not None:
             starts = divided(graph, seeds, num_layers, num_ranks)

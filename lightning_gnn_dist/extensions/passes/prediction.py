@@ -36,7 +36,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.storage.store import holds_shards
-from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
+from lightning_gnn_dist.graph.typed.names import TypeNames
 from lightning_gnn_dist.graph.user_ids import NodeColumns, columns_for
 from lightning_gnn_dist.homes.run import BUDGET_BYTES, type_of_model
 from lightning_gnn_dist.homes.settings import LEAST_BYTES
@@ -131,11 +131,11 @@ def _graph_or_shards(given: Graph | str | Path, seed_type: str | None) -> Graph 
 
 
 def _check_type(types: TypeNames, seed_type: str | None) -> None:
-    if not have_names(types) and seed_type is not None:
+    if not types.have_names and seed_type is not None:
         raise ValueError(f"seed_type ({shown(seed_type)}) is for a graph with types, and this one has none.")
     if seed_type is None:
         types.seed_type()  # refuses, if it is unclear
-    elif have_names(types) and seed_type not in types.node_types:
+    elif types.have_names and seed_type not in types.node_types:
         raise ValueError(f"seed_type must be one of {shown(list(types.node_types))}, got {shown(seed_type)}.")
 
 

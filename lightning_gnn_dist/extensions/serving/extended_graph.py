@@ -25,6 +25,7 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample, graph_is_damaged
 from lightning_gnn_dist.extensions.asking.turns import answered, at_once
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import RowCache, Table, Tables
 from lightning_gnn_dist.extensions.serving.question import Arrays, Question, served
+from lightning_gnn_dist.extensions.shards.index import OwnedTypes
 from lightning_gnn_dist.extensions.shards.questions import (
     DrawRule,
     Join,
@@ -57,7 +58,7 @@ _POOL = BufferPool(0)
 
 
 @dataclass(frozen=True, eq=False)
-class _Types:
+class _Types(OwnedTypes):
     """The types of the graph with the new nodes.
 
     Attributes:

@@ -22,7 +22,7 @@ from lightning_gnn_dist.batches.batch import LABELS
 from lightning_gnn_dist.checks import Count, Positive, check_fields, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import degrees_of
-from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
 from lightning_gnn_dist.graph.user_ids import Ids, known_ids
 
 
@@ -115,7 +115,7 @@ class Form:
         self._places = {kind: IdIndex(ids) for kind, ids in self._ids.items()}
         self._graph, self._seed_type, self._limits = graph, seed_type, limits
         self._types = types = graph.types
-        self._named = have_names(types)
+        self._named = types.have_names
         self._nodes = [served(types.node_arrays[kind]) for kind in types.node_types]
         self._edges = [types.edge_arrays[kind] for kind in types.edge_types]
 

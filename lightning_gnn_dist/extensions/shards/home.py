@@ -27,7 +27,7 @@ from lightning_gnn_dist.extensions.shards.questions import EDGES, whole_rows
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, ShardedSource, check_sampler
 from lightning_gnn_dist.graph.graph import Graph, typed_graph, with_arrays
 from lightning_gnn_dist.graph.rows import Lookup, starts_of
-from lightning_gnn_dist.graph.typed.names import EdgeType, have_names
+from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 from lightning_gnn_dist.homes.access import GraphAccess, Owners, Shown, check_typed
 from lightning_gnn_dist.homes.parts import OnePart, PartRows, RowReading, around, edges_among
@@ -58,7 +58,7 @@ def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None
     source = _Shards(graph)
     boundary.check_fits(source.sizes)
     part, nodes, is_own = around(source, residents, residents, boundary, seed)
-    if have_names(graph.types):
+    if graph.types.have_names:
         part.node_arrays |= {"n_id": nodes, "train_mask": is_own & learned_from(part, graph.types.seeds)}
     if coverage is not None:
         part.node_arrays["coverage"] = coverage.weights(part, graph.answered(graph.degrees(nodes)), is_own)
@@ -254,7 +254,7 @@ class ShardHome(GraphAccess):
                 f"The shards of ranks {odd} are not of the graph of rank 0, or of another division of it: make all "
                 "shards from the same files, assignment and settings, or copy them from one division."
             )
-        shard = shard.with_seeds(types.seed_type()) if have_names(types) else shard
+        shard = shard.with_seeds(types.seed_type()) if types.have_names else shard
         return shard, self._opened(replace(shard, rows=self.shown(shard.rows)))
 
     def _opened(self, shard: Shard) -> ShardedGraph:
@@ -315,7 +315,7 @@ class ShardHome(GraphAccess):
         """Return this rank's share of the training nodes, by their ids in a part."""
         seeds = self.marked()[self.of_copy()]
         rows = self.graph().shard.rows
-        if part is not rows and have_names(part.types):  # nodes of others stand between the own ones
+        if part is not rows and part.types.have_names:  # nodes of others stand between the own ones
             seeds, _ = Lookup(part.node_arrays["n_id"])(self.graph().ids_of_own(seeds))
         return seeds
 
@@ -414,7 +414,7 @@ def _check_shards(bounds: Bounds, settings: BatchSettings, boundary: Boundary) -
         raise ValueError(f'sample_on must be "cpu" for shards, whose batches are made in RAM, got {settings.loading}.')
     check_typed(bounds.types, settings, boundary)
     across = [settings.correction_sampler]  # these are asked of the ranks that own what they draw
-    across += [settings.of_evaluation()] if have_names(bounds.types) else []
+    across += [settings.of_evaluation()] if bounds.types.have_names else []
     across += [settings.training_sampler] if boundary.sees_whole_graph else []
     for sampler in across:
         check_sampler(sampler, bounds.types)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -30,15 +31,25 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json, write_whole
 from lightning_gnn_dist.graph.storage.saved import open_graph
 from lightning_gnn_dist.graph.storage.store import SHARDS, shard_name
-from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, have_names
+from lightning_gnn_dist.graph.typed.names import EDGE, NODE, EdgeType, TypeNames, check_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
 
 FORMAT = "lightning_gnn_dist shares"
 _WAY_OUT = "Copy it again."
 
 
+class OwnedTypes(TypeNames):
+    """The types of a graph whose rows have several owners."""
+
+    edges: Tensor  # for each edge type, how many edges of it the owners before each one have, and at the end all, int64
+
+    @abstractmethod
+    def to_whole(self, owner: int, rows: Tensor) -> Tensor:
+        """The ids in the whole graph of some rows of an owner, by which draws are keyed."""
+
+
 @dataclass(frozen=True, eq=False)
-class TypedBounds:
+class TypedBounds(OwnedTypes):
     """Where the nodes and edges of each type begin in each shard; a graph without types counts as one of one type.
 
     Attributes:
@@ -58,7 +69,7 @@ class TypedBounds:
     @classmethod
     def of_one(cls, nodes: Tensor, edges: Tensor) -> TypedBounds:
         """The bounds of a graph without types, given where each shard begins."""
-        return cls(OneType.node_types, OneType.edge_types, nodes[None], edges[None], OneType.node_types[0])
+        return cls((NODE,), (EDGE,), nodes[None], edges[None], NODE)
 
     @classmethod
     def read(cls, about: Any, num_shards: int, file: Path) -> TypedBounds:
@@ -102,14 +113,9 @@ class TypedBounds:
         return self.nodes.shape[1] - 1
 
     @cached_property
-    def offsets(self) -> tuple[int, ...]:
+    def offsets(self) -> tuple[int, ...]:  # type: ignore[override]
         """The first id of each node type in the whole graph, and at the end the number of all nodes."""
         return offsets_of(self.nodes[:, -1].tolist())
-
-    def nodes_of(self, node_type: str) -> range:
-        """The ids in the whole graph of all nodes of a type."""
-        number = self.node_types.index(node_type)
-        return range(self.offsets[number], self.offsets[number + 1])
 
     @cached_property
     def _starts(self) -> tuple[Tensor, Tensor]:
@@ -205,7 +211,7 @@ class Bounds:
             "division": self.division,
             "nodes": self.nodes.tolist(),
             "edges": self.edges.tolist(),
-            "types": self.types.about if have_names(self.types) else None,
+            "types": self.types.about if self.types.have_names else None,
             "links": None if self.links is None else self.links.about,
         }
         said = {name: entry for name, entry in about.items() if entry}
@@ -287,11 +293,11 @@ class Shard:
                 f"{path} holds {self.rows.num_nodes} nodes and {self.rows.num_edges} edges, but {SHARDS} says "
                 f"{sum(nodes)} and {sum(edges)}: they come from two divisions. Copy both from the same one."
             )
-        if have_names(found) and not have_names(types):
+        if found.have_names and not types.have_names:
             raise ValueError(f"{path} has types, and {SHARDS} knows of none: copy both from the same division.")
         wanted = nodes, edges, types.node_types, types.edge_types, types.offsets
         there = list(found.num_nodes.values()), list(found.num_edges), found.node_types, found.edge_types
-        if have_names(types) and (*there, found.sender_offsets) != wanted:
+        if types.have_names and (*there, found.sender_offsets) != wanted:
             raise ValueError(
                 f"{path} does not hold the types, or the nodes and edges of each, that the index of the shards says: "
                 "they come from two divisions. Copy both from the same one."

@@ -28,7 +28,6 @@ from lightning_gnn_dist.graph.rows import (
     starts_of,
     take_rows,
 )
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.layers.layer_pass import (
     FEATURES,
     GraphNodes,
@@ -232,7 +231,7 @@ class ShardNodes(GraphNodes):
             num_sampled_nodes=[len(nodes), len(others)],
             num_sampled_edges=[len(senders)],
             edge_ids=positions if has_ids(rows) else None,
-            edge_kinds=rows.types.edge_type[positions] if have_names(self.types) else None,
+            edge_kinds=rows.types.edge_type[positions],
         )
 
 

@@ -30,7 +30,6 @@ from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSamp
 from lightning_gnn_dist.extensions.temporal.times import times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.graph.value_check import check_arrays
 from lightning_gnn_dist.homes.access import chosen_seed_type
@@ -166,7 +165,7 @@ class NodesOfShards(NodeTask):
     def source_of(self, part: Graph, sampler: Sampler) -> BatchSource:
         if self.home.boundary.sees_whole_graph:
             return self.home.whole_source(sampler)
-        if have_names(part.types):
+        if part.types.have_names:
             sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
         return GraphSource(part, sampler, **self.home.running.options_of_sources)
 
@@ -288,7 +287,7 @@ class ShardEdges(EdgeTask):
 
     def _is_own(self, part: Graph) -> Tensor:
         """Return which nodes of a part are the shard's own."""
-        if have_names(part.types):
+        if part.types.have_names:
             return part.node_arrays["train_mask"]
         return torch.arange(part.num_nodes) < self.rows().num_nodes
 

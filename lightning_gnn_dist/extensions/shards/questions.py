@@ -29,6 +29,7 @@ from lightning_gnn_dist.engine.weighted import Rule, edge_weights, weights_of
 from lightning_gnn_dist.extensions.asking.asking import Asking
 from lightning_gnn_dist.extensions.asking.turns import Steps
 from lightning_gnn_dist.extensions.links.negatives import Moments, has_edges
+from lightning_gnn_dist.extensions.shards.index import OwnedTypes
 from lightning_gnn_dist.extensions.temporal.row_draws import (
     NO_ORDER,
     Drawn,
@@ -40,7 +41,6 @@ from lightning_gnn_dist.extensions.temporal.row_draws import (
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, seen_by
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import TypeNames, have_names
 
 _U = np.uint64
 
@@ -106,17 +106,6 @@ def _unpacked(message: Message) -> list[Message]:
     counts, *tensors = message
     rest = iter(tensors)
     return [list(islice(rest, count)) for count in counts.tolist()]
-
-
-class OwnedTypes(TypeNames, Protocol):
-    """The types of a graph whose rows have several owners."""
-
-    @property
-    def edges(self) -> Tensor:
-        """For each edge type, how many edges of it the owners before each one have, and at the end all, int64."""
-
-    def to_whole(self, owner: int, rows: Tensor) -> Tensor:
-        """The ids in the whole graph of some rows of an owner, by which draws are keyed."""
 
 
 class Owner:
@@ -366,7 +355,7 @@ def draw(
     if how.weighs:
         weights = join([next(of) for of in columns])
     of_edges = None
-    if have_names(graph.types):
+    if graph.types.have_names:
         of_edges = join(kinds) if len(fanouts) > 1 else kinds[0].expand(len(senders))
     return Drawn(counts, senders, of_edges, edge_ids, weights)
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from lightning_gnn_dist.checks import check_instance, check_word, is_number, shown
 from lightning_gnn_dist.extensions.temporal.times import as_integers, node_times
 from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 
@@ -39,7 +38,7 @@ def split_by_time(graph: Graph, time: str = "time", *, val: float = 0.15, test: 
         )
     graph.check_whole()
     types = graph.types
-    if not have_names(types):
+    if not types.have_names:
         masks = _masks(graph.node_arrays, node_times(graph, time, types.seed_type(), "time"), val, test)
         return checked_graph(graph.indptr, graph.indices, graph.node_arrays | masks, graph.edge_arrays)
     kind = types.seeds or _labelled_type(types, time)

@@ -12,7 +12,6 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.rows import check_form
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.typed.names import have_names
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.graph.user_ids import all_ids
 
@@ -52,6 +51,6 @@ def save_graph(graph: Graph, path: Path, beside: Mapping[str, Tensor], *, overwr
         raise ValueError(f"The graph is read from {path} itself: save it to another path.")
     if twice := sorted(arrays.keys() & beside.keys()):
         raise ValueError(f"beside holds {twice}, which are arrays of the graph itself: call them links/...")
-    about = graph.types.about if have_names(graph.types) else None
+    about = graph.types.about if graph.types.have_names else None
     ids = {} if beside else all_ids(graph.path, graph.types.node_types)
     store.write(path, arrays | dict(beside), graph.fingerprint, overwrite=overwrite, types=about, ids=ids)

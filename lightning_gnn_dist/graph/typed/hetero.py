@@ -13,7 +13,7 @@ from lightning_gnn_dist.checks import check_at_least, check_plain, check_tensor,
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
-from lightning_gnn_dist.graph.typed.names import EdgeType, OneType, check_names, have_names, within
+from lightning_gnn_dist.graph.typed.names import EDGE, NODE, EdgeType, check_names, within
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData
@@ -76,7 +76,7 @@ def contents_of(data: Data | HeteroData) -> tuple[dict[str, Content], dict[EdgeT
         content: Content = data.to_dict() | {"num_nodes": data.num_nodes}
         of_edges = {name: value for name, value in content.items() if convert.is_of_edges(name)}
         of_nodes = {name: value for name, value in content.items() if name not in of_edges}
-        return {OneType.node_types[0]: of_nodes}, {OneType.edge_types[0]: of_edges}
+        return {NODE: of_nodes}, {EDGE: of_edges}
     if stray := [name for name, value in data._global_store.items() if isinstance(value, Tensor)]:
         raise ValueError(f"{stray} belong to no type: set them on one, as in data['paper'].x, or remove them.")
     check_names(tuple(data.node_types), tuple(data.edge_types))
@@ -129,7 +129,7 @@ def to_pyg(graph: Graph) -> Data | HeteroData:
     from torch_geometric.data import Data, HeteroData
 
     indptr, indices, types = graph.indptr, graph.indices, graph.types
-    if not have_names(types):
+    if not types.have_names:
         receiver = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
         edge_index, arrays = torch.stack([indices.to(torch.int64), receiver]), graph.node_arrays | graph.edge_arrays
         return Data(edge_index=edge_index, num_nodes=graph.num_nodes, **arrays)

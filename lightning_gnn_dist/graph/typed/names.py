@@ -3,50 +3,51 @@
 from __future__ import annotations
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any
 
 from lightning_gnn_dist.checks import shown
 
 EdgeType = tuple[str, str, str]
+NODE, EDGE = "", ("", "", "")  # the types of a graph without any
 MAX_EDGE_TYPES = 2**15  # torch can do little with numbers of 16 bits without a sign
 MAX_NAME = 200  # bytes: a type is the name of a folder, an array that of a file
 NAME = re.compile(r"\w[^/\\\0\n]*")
 _OF_DATA = re.compile(r"(?<![\w/.-])data\.")  # and not the name of a file, such as metadata.json
 
 
-class TypeNames(Protocol):
-    """The types of a graph, without its edges and arrays, which nobody may have."""
+class TypeNames(ABC):
+    """The types of a graph, without its edges and arrays, which nobody may have.
+
+    A graph without types is of one type of nodes and one of edges, whose names are empty.
+    """
+
+    node_types: tuple[str, ...]
+    edge_types: tuple[EdgeType, ...]
+    offsets: tuple[int, ...]  # the first id of each node type, and at the end the number of all nodes
 
     @property
-    def node_types(self) -> tuple[str, ...]: ...
+    def have_names(self) -> bool:
+        """Whether the graph has types. They decide the class of its batches, ``Data`` or ``HeteroData``."""
+        return self.node_types != (NODE,)
 
-    @property
-    def edge_types(self) -> tuple[EdgeType, ...]: ...
+    def nodes_of(self, node_type: str) -> range:
+        """The ids in the graph of all nodes of a type."""
+        number = number_of(node_type, self.node_types, "node")
+        return range(self.offsets[number], self.offsets[number + 1])
 
-    @property
-    def offsets(self) -> tuple[int, ...]: ...
-
-    def seed_type(self) -> str: ...
-
-
-class TypeRanges(TypeNames, Protocol):
-    """The same, with the ids of the nodes of a type."""
-
-    def nodes_of(self, node_type: str) -> range: ...
+    @abstractmethod
+    def seed_type(self) -> str:
+        """The node type that is learned from."""
 
 
-class OneType:
-    """The types of a graph without any: one of nodes and one of edges, whose names are empty."""
-
-    node_types: tuple[str, ...] = ("",)
-    edge_types: tuple[EdgeType, ...] = (("", "", ""),)
-
-
-def have_names(types: TypeNames) -> bool:
-    """Whether a graph has types. They decide the class of its batches, ``Data`` or ``HeteroData``."""
-    return types.node_types != OneType.node_types
+def number_of(kind: Any, kinds: tuple[Any, ...], of: str) -> int:
+    """The place of a type among the node types or the edge types."""
+    if not isinstance(kind, str | tuple) or kind not in kinds:
+        raise ValueError(f"{of}_type must be one of {shown(list(kinds))}, got {shown(kind)}.")
+    return kinds.index(kind)
 
 
 def check_names(node_types: tuple[str, ...], edge_types: tuple[EdgeType, ...]) -> None:

@@ -15,12 +15,14 @@ from lightning_gnn_dist.checks import check_ids, shown
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, row_slices
 from lightning_gnn_dist.graph.typed.names import (
+    EDGE,
+    NODE,
     EdgeType,
-    OneType,
+    TypeNames,
     below_edges,
     below_nodes,
     check_names,
-    have_names,
+    number_of,
     within,
 )
 
@@ -34,11 +36,11 @@ UNTYPED_ONLY = (
 
 
 @dataclass(frozen=True, eq=False)
-class GraphTypes:
+class GraphTypes(TypeNames):
     """Which nodes and edges of a graph are of which type, and what each type carries: ``graph.types``.
 
     The nodes of a type have consecutive ids in the graph. In the row of a node, edges are in the order of their types.
-    A graph without types is one of one type, whose names are empty: :func:`have_names` tells which it is.
+    A graph without types is one of one type, whose names are empty: :attr:`have_names` tells which it is.
 
     Attributes:
         node_types: The names of the node types.
@@ -78,21 +80,20 @@ class GraphTypes:
         num_senders: int | None = None,
     ) -> GraphTypes:
         """The types of a graph without any, given its rows."""
-        (node_type,), (edge_type,) = OneType.node_types, OneType.edge_types
         num_nodes, num_edges = indptr.numel() - 1, indices.numel()
         return cls(
-            OneType.node_types,
+            (NODE,),
             (0, num_nodes),
-            OneType.edge_types,
+            (EDGE,),
             (num_edges,),
             torch.zeros(1, dtype=torch.uint8).expand(num_edges),
-            {node_type: dict(node_arrays)},
-            {edge_type: dict(edge_arrays)},
+            {NODE: dict(node_arrays)},
+            {EDGE: dict(edge_arrays)},
             sender_offsets=None if num_senders in (None, num_nodes) else (0, num_senders),
         )
 
     def __post_init__(self) -> None:
-        if have_names(self):
+        if self.have_names:
             check_names(self.node_types, self.edge_types)
         if min(*self.num_nodes.values(), *self.num_edges) < 0:
             raise ValueError(f"No type has fewer than 0 nodes or edges: {self.num_nodes}, {self.num_edges}.")
@@ -142,11 +143,6 @@ class GraphTypes:
             return f": read it as {' or '.join(places[name])}"
         return f": its arrays are {', '.join(places)}" if places else ""
 
-    def nodes_of(self, node_type: str) -> range:
-        """The ids in the graph of all nodes of a type."""
-        number = _number(node_type, self.node_types, "node")
-        return range(self.offsets[number], self.offsets[number + 1])
-
     def to_local(self, ids: Tensor) -> tuple[Tensor, Tensor]:
         """For ids in the graph, the place of each node's type in ``node_types``, and its id in that type."""
         check_ids("ids", ids)
@@ -172,7 +168,7 @@ class GraphTypes:
 
     def edges_of(self, edge_type: EdgeType) -> Tensor:
         """Where in ``indices`` the edges of a type are, in increasing order: that of the rows of its arrays."""
-        number = _number(edge_type, self.edge_types, "edge")
+        number = number_of(edge_type, self.edge_types, "edge")
         pieces = self.edge_type.split(EDGES_PER_PIECE)
         found = [(piece == number).nonzero().view(-1) + i * EDGES_PER_PIECE for i, piece in enumerate(pieces)]
         return torch.cat([torch.empty(0, dtype=torch.int64), *found])
@@ -198,7 +194,7 @@ class GraphTypes:
 
     def with_seeds(self, node_type: str) -> GraphTypes:
         """The same types, of which this one is learned from and evaluated, without what a task of its name hides."""
-        _number(node_type, self.node_types, "node")
+        number_of(node_type, self.node_types, "node")
         hidden = {} if self.tables is None else self.tables.hidden_arrays(node_type)
         if not any(hidden.values()):
             return replace(self, seeds=node_type)
@@ -210,7 +206,7 @@ class GraphTypes:
 
     def seed_type(self) -> str:
         """The node type that is learned from: the one chosen, or else the one with a ``train_mask`` and labels."""
-        if self.seeds is not None or not have_names(self):
+        if self.seeds is not None or not self.have_names:
             return self.seeds or self.node_types[0]
         marked = [kind for kind, arrays in self.node_arrays.items() if "train_mask" in arrays]
         if not marked:
@@ -238,7 +234,7 @@ class GraphTypes:
     @property
     def masks(self) -> dict[str, Tensor]:
         """What a fingerprint covers beside the edges."""
-        if not have_names(self):
+        if not self.have_names:
             return convert.masks_of(self.node_arrays[self.node_types[0]])
         return {f"types {json.dumps(self.about)}": self.edge_type} | convert.masks_of(self.arrays)
 
@@ -304,9 +300,3 @@ def edge_type_dtype(count: int) -> torch.dtype:
 def offsets_of(counts: list[int]) -> tuple[int, ...]:
     """Where each of several runs of so many things begins, and where the last one ends."""
     return (0, *torch.tensor(counts, dtype=torch.int64).cumsum(0).tolist())
-
-
-def _number(kind: Any, kinds: tuple[Any, ...], of: str) -> int:
-    if not isinstance(kind, str | tuple) or kind not in kinds:
-        raise ValueError(f"{of}_type must be one of {shown(list(kinds))}, got {shown(kind)}.")
-    return kinds.index(kind)

@@ -14,7 +14,6 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.extensions.shards import remote_graph
 from lightning_gnn_dist.extensions.shards.home import read_part
-from lightning_gnn_dist.graph.typed.names import have_names
 from tests.batch_contents import check_same
 from tests.boundary.models import MODELS, Weights, check_learned, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import odd
@@ -63,7 +62,7 @@ def parts(rank: int, world_size: int, folder: Path, boundaries: list[Boundary]) 
             coverage = None if isinstance(boundary, lgd.Exchange) else COVERAGE
             part, ids = read_part(graph, boundary, coverage, 5)
             found.append((contents(part), ids))
-            if not have_names(part.types):
+            if not part.types.have_names:
                 own = ids[: graph.shard.rows.num_nodes]
                 wide = graph.rows_of({"ids": own[:, None].repeat(1, 9)}, ids)["ids"]
                 assert torch.equal(wide, ids[:, None].repeat(1, 9))

@@ -18,7 +18,6 @@ from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.extensions.temporal import times as times_module
 from lightning_gnn_dist.extensions.temporal.times import time_order
 from lightning_gnn_dist.graph import rows
-from lightning_gnn_dist.graph.typed.names import have_names
 from tests.extensions.temporal.temporal_graphs import GRAPHS, KEY, plain, typed
 
 
@@ -42,7 +41,7 @@ def events_into(graph: Graph, name: str) -> dict[int, list[Event]]:
         for position in range(int(graph.indptr[receiver]), int(graph.indptr[receiver + 1])):
             sender = int(graph.indices[position])
             kind = int(types.edge_type[position])
-            if not have_names(types):
+            if not types.have_names:
                 of_edges, of_nodes, local = graph.edge_arrays, graph.node_arrays, sender
             else:
                 of_edges = types.edge_arrays[types.edge_types[kind]]
@@ -67,7 +66,7 @@ def in_order(event: Event) -> tuple[float, int]:
 
 def seeds_of(graph: Graph) -> tuple[Tensor, list[float]]:
     """All nodes of the first type, in some order, and their times."""
-    times = graph.node_arrays["time"] if not have_names(graph.types) else graph.types.node_arrays["a"]["time"]
+    times = graph.node_arrays["time"] if not graph.types.have_names else graph.types.node_arrays["a"]["time"]
     seeds = torch.randperm(len(times), generator=torch.Generator().manual_seed(0))
     return seeds, times[seeds].tolist()
 
@@ -197,7 +196,7 @@ def test_times_that_change_give_another_order(name: str) -> None:
 
 def all_arrays(graph: Graph) -> list[dict[str, Tensor]]:
     types = graph.types
-    if not have_names(types):
+    if not types.have_names:
         return [graph.edge_arrays, graph.node_arrays]  # type: ignore[list-item]
     return [*types.edge_arrays.values(), *types.node_arrays.values()]  # type: ignore[list-item]
 
@@ -207,7 +206,7 @@ def test_a_tree_does_not_depend_on_the_other_seeds_of_its_batch(graph: Graph) ->
     """So the slices of a correction batch draw what the whole batch draws, also if that needs more room."""
     seeds, _ = seeds_of(graph)
     num_neighbors = [3, 2] if graph.num_edges < 1000 else [-1, -1]
-    sampler = TemporalSampler(num_neighbors, "time" if have_names(graph.types) else "edge_time", "time")
+    sampler = TemporalSampler(num_neighbors, "time" if graph.types.have_names else "edge_time", "time")
     (whole,) = sampler.sample_bulk(graph, [seeds], [KEY])
     slices = sampler.sample_bulk(graph, seeds.tensor_split(9), [KEY] * 9)
     assert trees_of(whole) == [tree for sample in slices for tree in trees_of(sample)]

@@ -38,7 +38,6 @@ from lightning_gnn_dist import (
     split_edges,
 )
 from lightning_gnn_dist.batches.batches import GlobalBatches, OwnSeeds
-from lightning_gnn_dist.graph.typed.names import have_names
 from tests.batch_contents import check_same
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
@@ -353,7 +352,7 @@ def by_one_host(split: LinkSplit, parts: Partition, rank: int, num_ranks: int, o
     data = of_whole(split, parts, rank, num_ranks, **(others | {"boundary": boundary}))
     made = made_by(data, own_corrections(data, rank, num_ranks))
     if (
-        not isinstance(boundary, Fetch) and num_ranks > 1 and not have_names(split.graph.types)
+        not isinstance(boundary, Fetch) and num_ranks > 1 and not split.graph.types.have_names
     ):  # a part calls nodes by its own ids
         n_id = split.graph.node_arrays["n_id"]
         for batch in (*made["train"], *made["anchors"]):
