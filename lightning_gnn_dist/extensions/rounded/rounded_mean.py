@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
-import numba
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +28,7 @@ from lightning_gnn_dist.wire.collectives import check_total, counted, gather_num
 Bits = Literal[8, 16]
 _STEPS = 255
 BYTES_OF_RANGE = 8  # two float32
-_TINY = np.finfo(np.float32).tiny
+_TINY = torch.finfo(torch.float32).tiny
 _INFINITE = 0x7F800000  # the exponent of infinities and NaN
 _NAN = 0x7FC0  # of a bfloat16
 
@@ -60,12 +58,7 @@ class Codec:
         """
         flat = rows.reshape(len(rows), rows.shape[1:].numel()).to(torch.float32).contiguous()
         if self.bits == 8:
-            packed = torch.zeros(len(flat), flat.shape[1] + BYTES_OF_RANGE, dtype=torch.uint8)
-            if flat.numel():
-                drawn = torch.rand(flat.shape, generator=chance, dtype=torch.float32)
-                away = flat.new_empty(0, 0) if lost is None else lost
-                _to_steps(flat.numpy(), drawn.numpy(), packed.numpy(), away.numpy())
-            return packed
+            return _to_steps(flat, chance, lost)
         below = torch.randint(1 << 16, flat.shape, generator=chance, dtype=torch.int32)
         bits = flat.view(torch.int32)
         below[(bits & _INFINITE) == _INFINITE] = 0  # infinities and NaN have no next number, and stay
@@ -79,73 +72,33 @@ class Codec:
         """Return the rows, in the type and of the shape that the rows of ``like`` have."""
         if not packed.numel():
             return like.new_empty((len(packed), *like.shape[1:]))
+        # Wider numbers lie in memory of their own, as they may not begin at any byte.
         if self.bits == 16:
-            # In memory of their own, as wider numbers may not begin at any byte.
             flat = packed.clone(memory_format=torch.contiguous_format).view(torch.bfloat16)
         else:
-            flat = torch.empty(len(packed), packed.shape[1] - BYTES_OF_RANGE)
-            _from_steps(packed.contiguous().numpy(), flat.numpy())
+            ends = packed[:, -BYTES_OF_RANGE:].clone(memory_format=torch.contiguous_format).view(torch.float32)
+            flat = packed[:, :-BYTES_OF_RANGE].float().mul_(ends[:, 1:]).add_(ends[:, :1])
         return flat.to(like.dtype).view(len(packed), *like.shape[1:])
 
 
-# Loops that read each number once and know at once what is lost of it. All arrays are in one piece. Numbers are
-# computed in float32, one operation after the other, as torch would.
-
-
-@numba.njit(cache=True, nogil=True)
-def _to_steps(rows: Any, chance: Any, packed: Any, lost: Any) -> None:
-    """Write rows as bytes, a byte for each number and the least and the step of each row behind.
-
-    Args:
-        rows: float32, shape ``(n, width)``.
-        chance: Numbers from 0 to 1, of the same shape.
-        packed: uint8, shape ``(n, width + 8)``.
-        lost: Where to write what is rounded away, float32 like ``rows``, or without rows.
-    """
-    ends = np.empty(2, np.float32)
-    octets = ends.view(np.uint8)
-    width = rows.shape[1]
-    for i in range(rows.shape[0]):
-        least = greatest = rows[i, 0]
-        for j in range(width):
-            number = rows[i, j]
-            if number < least or number != number:
-                least = number
-            if number > greatest or number != number:
-                greatest = number
-            if number != number:
-                break
-        step = (greatest - least) / np.float32(_STEPS)
-        divisor = max(step, _TINY)
-        for j in range(width):
-            place = np.floor((rows[i, j] - least) / divisor + chance[i, j])
-            if not place >= np.float32(0):  # NaN, too
-                place = np.float32(0)
-            elif place > np.float32(_STEPS):
-                place = np.float32(_STEPS)
-            packed[i, j] = np.uint8(place)
-            if lost.shape[0]:
-                away = rows[i, j] - (place * step + least)
-                lost[i, j] = away if np.isfinite(away) else np.float32(0)
-        ends[0], ends[1] = least, step
-        packed[i, width:] = octets
-
-
-@numba.njit(cache=True, nogil=True)
-def _from_steps(packed: Any, rows: Any) -> None:
-    """Write the rows of such bytes into ``rows``, float32 of shape ``(n, width)``."""
-    ends = np.empty(2, np.float32)
-    octets = ends.view(np.uint8)
-    width = rows.shape[1]
-    for i in range(rows.shape[0]):
-        octets[:] = packed[i, width:]
-        least, step = ends[0], ends[1]
-        for j in range(width):
-            rows[i, j] = np.float32(packed[i, j]) * step + least
+def _to_steps(rows: Tensor, chance: torch.Generator, lost: Tensor | None) -> Tensor:
+    """Return rows as bytes, a byte for each number and the least and the step of each row behind."""
+    packed = torch.zeros(len(rows), rows.shape[1] + BYTES_OF_RANGE, dtype=torch.uint8)
+    if not rows.numel():
+        return packed
+    ends = torch.stack([rows.amin(1), rows.amax(1)], 1)
+    ends[:, 1].sub_(ends[:, 0]).div_(_STEPS)
+    least, step = ends.split(1, 1)
+    drawn = torch.rand(rows.shape, generator=chance, dtype=torch.float32)
+    places = (rows - least).div_(step.clamp(min=_TINY)).add_(drawn).floor_().nan_to_num_(0.0).clamp_(0, _STEPS)
+    packed[:, :-BYTES_OF_RANGE], packed[:, -BYTES_OF_RANGE:] = places, ends.view(torch.uint8)
+    if lost is not None:
+        torch.sub(rows, places.mul_(step).add_(least), out=lost).nan_to_num_(0.0, 0.0, 0.0)
+    return packed
 
 
 ROW = 256  # numbers that share one range
-_ROWS_AT_ONCE = 1 << 12  # bounds what is held beside the numbers
+_ROWS_AT_ONCE = 1 << 9  # stay in the cache of a processor
 
 
 class RoundedMean:
