@@ -18,35 +18,22 @@ FIRST = """
 import warnings
 warnings.filterwarnings("ignore")
 import lightning.pytorch as pl, torch
-from torch.nn import functional
-from torch_geometric.nn import SAGEConv
-from torchmetrics.classification import MulticlassAccuracy
+from tests.sage import SAGE
 from lightning_gnn_dist import EverySteps, Graph, Launch, LocalSGDStrategy, PartitionedDataModule, RandomPartitioner
 from lightning_gnn_dist import communities
 
 torch.randn(1000, 1000) @ torch.randn(1000, 1000)  # threads of OpenMP, which do not survive a fork
 
-class Net(pl.LightningModule):
+class Net(SAGE):
     fails = False
     def __init__(self):
-        super().__init__()
-        self.convs = torch.nn.ModuleList([SAGEConv(16, 16), SAGEConv(16, 4)])
-        self.accuracy = MulticlassAccuracy(4, average="micro")
-    def forward(self, batch):
-        x = batch.x
-        for conv, block in zip(self.convs, batch.blocks, strict=True):
-            x = conv((x, x[: block.num_dst]), block.adj).relu()
-        return x
+        super().__init__(16, 4)
     def training_step(self, batch):
         if self.fails and self.global_rank == 1:
             raise KeyError("no such label")  # in rank 1
-        return functional.cross_entropy(self(batch), batch.y[: batch.batch_size])
-    def validation_step(self, batch):
-        self.accuracy(self(batch), batch.y[: batch.batch_size])
-        self.log("accuracy", self.accuracy, batch_size=batch.batch_size)
-    test_step = validation_step
-    def configure_optimizers(self):
-        return torch.optim.Adam(self.parameters(), lr=0.01)
+        return super().training_step(batch)
+    def predict_step(self, batch):
+        return self(batch)
 
 class History(pl.Callback):
     def __init__(self):
