@@ -17,7 +17,7 @@ from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.storage import parquet_rows
 from lightning_gnn_dist.graph.storage.parquet_rows import write_table
 from lightning_gnn_dist.graph.user_ids import class_names, columns_for, nodes_with_ids, user_ids
-from tests.data_fitting import trainer
+from tests.data_fitting import full_graph_logits, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
@@ -55,12 +55,7 @@ def predict(path: Path, world_size: int, said: Any = None, **options: Any) -> No
 def on_the_whole_graph() -> Tensor:
     """The same model, full batch."""
     pl.seed_everything(0, verbose=False)
-    model, whole = Speaker(8, 4), graph()
-    receiver = torch.arange(NUM_NODES).repeat_interleave(whole.degrees())
-    edge_index = torch.stack([whole.indices.long(), receiver])
-    x = model.convs[0](whole.node_arrays["x"], edge_index).relu()
-    logits: Tensor = model.convs[1](x, edge_index).detach()
-    return logits
+    return full_graph_logits(Speaker(8, 4), graph())
 
 
 def predict_on_rank(rank: int, world_size: int, path: Path) -> None:

@@ -10,12 +10,10 @@ import yaml  # type: ignore[import-untyped]
 from lightning.pytorch import Trainer
 
 from lightning_gnn_dist import Auto, Evaluation, FastGCNSampler, Graph, Halo, Holding, Loading, Rotate, communities
-from lightning_gnn_dist.checks import check_seed, check_word
 from lightning_gnn_dist.cli.config_file import check_files
-from lightning_gnn_dist.cli.mistakes import check_strategy, hint, own_refusal, reading_checkpoint
+from lightning_gnn_dist.cli.mistakes import check_strategy, hint, reading_checkpoint
 from lightning_gnn_dist.cli.train import run
 from lightning_gnn_dist.gone import GONE
-from lightning_gnn_dist.graph.convert import distinct_ids
 from tests.cli.conftest import EXAMPLES, Command, Refused
 
 
@@ -295,23 +293,6 @@ def test_checkpoints_that_lightning_finds_are_not_looked_for() -> None:
     for known in (None, "best", "last", "hpc", "registry", "registry:model:version:1", "s3://bucket/a.ckpt"):
         with reading_checkpoint(known):
             pass
-
-
-def error_of(function: object, *arguments: object) -> BaseException:
-    try:
-        function(*arguments)  # type: ignore[operator]
-    except Exception as error:
-        return error
-    raise AssertionError
-
-
-def test_the_file_of_the_last_frame_says_whose_error_it_is() -> None:
-    stated, called = error_of(check_seed, -1), error_of(distinct_ids, "nodes", [2**70], 5)
-    assert own_refusal(stated, None) == str(stated) and own_refusal(stated, "somebody") == str(stated)
-    assert own_refusal(stated, __name__) is None  # this module called it, as a model's step does
-    assert own_refusal(error_of(check_word, "name", 3, "x"), None) is not None
-    assert own_refusal(error_of(int, "x"), None) is None
-    assert own_refusal(called, None) == str(called)  # though torch was called there
 
 
 # A configuration that cannot be meant is refused in one line: no traceback, no hang, no gigabytes.

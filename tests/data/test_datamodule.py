@@ -171,12 +171,6 @@ def test_a_loader_made_without_the_trainer_is_refused() -> None:
         run_ranks(loader_alone, 2)
 
 
-def test_a_partitioner_that_cannot_work_fails_on_all_ranks() -> None:
-    with pytest.raises(RankError, match="num_supernodes") as error:
-        run_ranks(fit_with, 2, small_graph(), {"partitioner": lgd.SuperNodePartitioner(10**6)})
-    assert set(error.value.failures) == {0, 1}
-
-
 def test_it_can_be_printed_while_loaders_are_open() -> None:
     data = lgd.PartitionedDataModule(small_graph())
     data.train_dataloader()
@@ -256,6 +250,22 @@ def test_no_training_node_at_all_is_said() -> None:
         lgd.PartitionedDataModule(graph).train_dataloader()
 
 
+OTHERS = (torch.arange(600) % 2).int()
+REFUSED: list[tuple[lgd.Graph, Any, str]] = [
+    (small_graph(), lgd.SuperNodePartitioner(10**6), "num_supernodes"),
+    (small_graph(), lgd.Partition(OTHERS * 0, 1), "The partition has 1 parts of 600 nodes in all, but 2 ranks hold 2"),
+    (small_graph(), lgd.Partition(OTHERS, 2), r'The chunks of rank 1 of 2 hold none of the .*balance="train"'),
+]
+REFUSED[2][0].node_arrays["train_mask"] &= OTHERS == 0
+
+
+@pytest.mark.parametrize(("graph", "partitioner", "message"), REFUSED)
+def test_parts_that_cannot_be_are_refused_on_all_ranks(graph: lgd.Graph, partitioner: Any, message: str) -> None:
+    with pytest.raises(RankError, match=message) as error:
+        run_ranks(fit_with, 2, graph, {"partitioner": partitioner})
+    assert set(error.value.failures) == {0, 1}
+
+
 def in_rounds(rank: int, world_size: int) -> list[list[int]]:
     """The seeds of each pass, where every pass has parts of its own and a round ends in the middle of one."""
     module = model()
@@ -271,15 +281,6 @@ def test_parts_that_change_suit_rounds_too() -> None:
     passes = list(zip(*run_ranks(in_rounds, 2), strict=True))
     assert [sorted(first + second) for first, second in passes] == [everyone] * 3
     assert set(passes[0][0]) != set(passes[1][0])
-
-
-def test_a_part_without_training_nodes_is_refused_on_all_ranks() -> None:
-    graph = small_graph()
-    assignment = (torch.arange(600) % 2).int()
-    graph.node_arrays["train_mask"] = graph.node_arrays["train_mask"] & (assignment == 0)
-    with pytest.raises(RankError, match=r'The chunks of rank 1 of 2 hold none of the .*balance="train"') as error:
-        run_ranks(fit_with, 2, graph, {"partitioner": lgd.Partition(assignment, 2)})
-    assert set(error.value.failures) == {0, 1}
 
 
 def redealt(rank: int, world_size: int, options: dict[str, Any]) -> int:
@@ -303,12 +304,6 @@ def test_a_deal_without_training_nodes_is_refused_before_the_run(options: dict[s
         run_ranks(redealt, 2, options)
     assert set(error.value.failures) == {0, 1}
     assert "setup" in str(error.value)
-
-
-def test_a_partition_of_something_else_is_refused() -> None:
-    partition = lgd.Partition(torch.zeros(600, dtype=torch.int32), 1)
-    with pytest.raises(RankError, match="The partition has 1 parts of 600 nodes in all, but 2 ranks hold 2"):
-        run_ranks(fit_with, 2, small_graph(), {"partitioner": partition})
 
 
 def test_the_length_of_a_super_epoch_survives_in_a_checkpoint() -> None:

@@ -1,4 +1,4 @@
-"""Runs of items, which vectors compare and fill."""
+"""Draws that never change, memory that is lent, and kernels that are kept."""
 
 import os
 import re
@@ -17,41 +17,9 @@ from numba.core import event
 from torch import Tensor
 
 from lightning_gnn_dist.engine import compiling, lending, rng
-from lightning_gnn_dist.engine.intrinsics import RUN, fill_run, run_length
 from lightning_gnn_dist.engine.kernels import sample
 from lightning_gnn_dist.engine.lending import PinnedPool, sent
 from lightning_gnn_dist.graph.storage.mapped import _reader
-from tests.sampling import reference
-
-
-@njit
-def lengths(array, out):
-    for i in range(len(out)):
-        out[i] = run_length(array, i)
-
-
-@njit
-def fill(array, index, value):
-    fill_run(array, index, value)
-
-
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16])
-def test_the_length_of_a_run_is_that_of_a_loop(dtype):
-    counts = [1, 2, RUN - 1, RUN, RUN + 1, 5] * 10
-    array = np.repeat(np.random.default_rng(0).integers(250, 256, len(counts)), counts).astype(dtype)
-    out = np.empty(len(array) - RUN + 1, np.int64)
-    lengths(array, out)
-    for i, found in enumerate(out.tolist()):
-        differs = np.flatnonzero(array[i : i + RUN] != array[i])
-        assert found == (differs[0] if len(differs) else RUN)
-
-
-@pytest.mark.parametrize(("dtype", "value"), [(np.uint8, 255), (np.int16, 2**15 - 1)])
-def test_a_run_is_filled_and_nothing_beside_it(dtype, value):
-    array = np.zeros(RUN + 8, dtype)
-    fill(array, 3, value)
-    assert array.tolist() == [0] * 3 + [value] * RUN + [0] * 5
-
 
 # Randomness is a function of its key, and the same function everywhere.
 
@@ -61,34 +29,12 @@ def compiled_draw(key: np.uint64, node: int, i: int) -> np.uint64:
     return rng.draw(key, node, i)
 
 
-@pytest.mark.parametrize("node", [0, 1, 2**31, 2**40])
-def test_a_compiled_draw_is_the_same_as_with_python_integers(node):
-    key = rng.key(1, 2, 3, 4)
-    for i in range(20):
-        assert int(compiled_draw(key, node, i)) == reference.draw(int(key), node, i)
-
-
 def test_draws_never_change():
     # Weights trained with a seed depend on these numbers: to change them is to change results.
     assert int(rng.key(0, 0, 0, 0)) == 0x2130748AAAC80268
     assert int(rng.key(-1, 5, 2**70, 3)) == 0xFA98348B45B3DB31
     assert int(compiled_draw(rng.key(0, 0, 0, 0), 7, 3)) == 0x7396BD9C45BAEF6F
     assert rng.permutation(8, seed=3, epoch=4).tolist() == [7, 5, 4, 3, 0, 2, 1, 6]
-
-
-def test_keys_differ_in_every_part():
-    keys = {int(rng.key(s, e, b, h)) for s in range(4) for e in range(4) for b in range(4) for h in range(4)}
-    assert len(keys) == 4**4
-    assert rng.key(2**64, 0, 0, 0) == rng.key(0, 0, 0, 0)
-
-
-def test_permutations():
-    order = rng.permutation(1000, seed=0, epoch=1)
-    assert order.sort().values.equal(torch.arange(1000))
-    assert order.equal(rng.permutation(1000, seed=0, epoch=1))
-    assert not order.equal(rng.permutation(1000, seed=0, epoch=2))
-    assert not order.equal(rng.permutation(1000, seed=1, epoch=1))
-    assert rng.permutation(0, seed=0, epoch=0).numel() == 0
 
 
 # Page-locked memory is lent again when no tensor shares it and all copies from it are done, and not before.

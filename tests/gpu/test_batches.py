@@ -57,25 +57,6 @@ def test_a_fit_sees_the_batches_of_a_cpu(strategy: str, sample_on: str) -> None:
     assert differs(state_of(plain), {name: array.cpu() for name, array in state_of(other).items()}) < FAR
 
 
-@pytest.mark.parametrize("sample_on", ["auto", "cpu", "device"])
-def test_evaluation(sample_on: str) -> None:
-    found: list[list[tuple[Any, Any]]] = []
-    for accelerator, on in (("cpu", "cpu"), ("gpu", sample_on)):
-        torch.manual_seed(0)
-        module, loading = Watched(), lgd.Loading(sample_on=on)  # type: ignore[arg-type]
-        data, running = (
-            lgd.PartitionedDataModule(small_graph(), batch_size=70, loading=loading),
-            trainer(1, accelerator=accelerator),
-        )
-        running.validate(module, data, verbose=False)
-        running.test(module, data, verbose=False)
-        found.append([*module.evaluated, *running.predict(module, data)])
-        assert module.came_on == {"cuda" if accelerator == "gpu" else "cpu"}
-    for (nodes, rows), (same, others) in zip(*found, strict=True):
-        assert nodes.equal(same.cpu())
-        assert torch.allclose(rows, others.cpu(), atol=1e-4)
-
-
 def test_the_memory_of_a_copy_comes_back() -> None:
     graph = lgd.communities(20_000, 4, num_features=256, train_share=0.05, seed=3)
     loading = lgd.Loading(sample_on="device")

@@ -133,11 +133,6 @@ def test_an_attribute_that_is_an_array_is_told_where_it_is() -> None:
     assert not hasattr(graph, "x") and copy.deepcopy(graph).num_nodes == 60
 
 
-def test_what_a_graph_shows_is_where_it_says() -> None:
-    graph = communities(30, 2, num_features=2)
-    assert "node_arrays=['x', 'y', " in repr(graph) and "edge_arrays=[]" in repr(graph)
-
-
 # What the report of a graph says, on graphs where one can count.
 
 

@@ -158,11 +158,6 @@ def test_rows_are_those_of_the_whole_graph_and_bring_no_message(name: str, recwa
     assert not [each for each in recwarn if "sees farther" in str(each.message)]
 
 
-def test_predictions_are_those_of_the_whole_graph() -> None:
-    rows = torch.cat(trainer(1).predict(made("GCN 2"), data_module("GCN 2")))
-    check("GCN 2", dict(enumerate(rows)))
-
-
 def evaluate(rank: int, world_size: int, cases: list[tuple[str, str | None]]) -> list[dict[int, Tensor]]:
     found = []
     for name, where in cases:

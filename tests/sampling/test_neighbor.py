@@ -113,12 +113,6 @@ def test_numbers_may_be_given_as_any_sequence():
     assert isinstance(NeighborSampler([1]), Sampler)
 
 
-def test_a_key_is_three_numbers():
-    graph, seeds = random_graph(), torch.tensor([1, 2])
-    sample = NeighborSampler([2]).sample_bulk(graph, [seeds], [(0, 1, 2)])[0]
-    assert sample.nodes.equal(one(graph, [1, 2], 2).nodes)
-
-
 def drawn_from_star(weights: list[float], fanout: int, trials: int, *, replace: bool) -> list[list[int]]:
     """What the centres of a hundred equal stars draw from edges with these weights, in many batches."""
     degree = len(weights)

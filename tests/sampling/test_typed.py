@@ -117,15 +117,6 @@ def test_on_real_graphs_it_is_the_k_hop_subgraph(shared_data, name):
     check_is_the_subgraph(data, kind, seeds, 2)
 
 
-@pytest.mark.parametrize("num_types", [1, 3, 300])
-def test_places_are_those_among_the_edges_of_a_type(num_types):
-    graph = many_types(num_types)
-    for number, kind in enumerate(graph.types.edge_types):
-        at = graph.types.edges_of(kind)
-        order = torch.randperm(at.numel())
-        assert places_of(graph, number, at[order]).equal(order)
-
-
 SUBGRAPHS = [lgd.WholePartSampler(2), *of_extensions("TWO_HOPS")]
 
 

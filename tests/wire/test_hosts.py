@@ -280,30 +280,6 @@ def test_weights_must_have_a_positive_sum() -> None:
         run_ranks(grouped, 2, no_weight)
 
 
-def broadcast(rank: int) -> list[Tensor]:
-    tensors = [torch.full((2, 2), float(rank)), torch.tensor([rank == 1]), torch.tensor(rank)]
-    collectives.broadcast_(tensors, source=1)
-    return tensors
-
-
-def test_broadcast_keeps_types_and_shapes() -> None:
-    for floats, flag, number in run_ranks(grouped, 3, broadcast):
-        assert floats.tolist() == [[1.0, 1.0], [1.0, 1.0]]
-        assert flag.tolist() == [True]
-        assert number.item() == 1
-
-
-def gather_rows(rank: int) -> tuple[Tensor, Any]:
-    return collectives.all_gather_rows(torch.tensor([rank, -rank])), collectives.gather_objects({"rank": rank})
-
-
-def test_gather() -> None:
-    (first, objects), (second, nothing) = run_ranks(grouped, 2, gather_rows)
-    assert first.tolist() == second.tolist() == [[0, 0], [1, -1]]
-    assert objects == [{"rank": 0}, {"rank": 1}]
-    assert nothing is None
-
-
 def count(rank: int) -> float:
     start = collectives.traffic.bytes_sent
     collectives.average_([torch.ones(999)])  # and one more for the sum of weights
