@@ -77,7 +77,6 @@ def serve(program: str, listener: socket.socket) -> None:
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those who watch a command
     parent = multiprocessing.parent_process()
-    assert parent is not None
     while parent.sentinel not in select([listener, parent.sentinel], [], [])[0]:
         asked, _ = listener.accept()
         if os.fork() == 0:

@@ -376,9 +376,7 @@ BAD_TREES: list[tuple[Rule, str, dict[str, str]]] = [
 
 
 @pytest.mark.parametrize(("rule", "complaint", "files"), BAD_TREES)
-def test_a_tree_that_breaks_the_rule_is_refused(
-    rule: Rule, complaint: str, files: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_tree_that_breaks_the_rule_is_refused(rule, complaint, files, tmp_path) -> None:
     package = tmp_path / "lightning_gnn_dist"
     for name, code in files.items():
         (package / name).parent.mkdir(parents=True, exist_ok=True)

@@ -80,9 +80,7 @@ def all_verdicts(world: World) -> Iterator[tuple[str, str, str, str, str]]:
                 yield case.name, argument, odd, *verdict(case, argument, odd)
 
 
-def test_each_value_of_each_argument_is_right_or_refused_in_our_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_value_of_each_argument_is_right_or_refused_in_our_words(tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = list(all_verdicts(World(tmp_path)))
     wrong = [row for row in found if row[3] not in ("right", "refused")]

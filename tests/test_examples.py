@@ -94,9 +94,7 @@ def log_run(folder: Path, name: str, metric: str = "accuracy") -> None:
     logger.save()
 
 
-def test_curves_of_runs_are_drawn(
-    tmp_path: Path, compare: Callable[..., str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_curves_of_runs_are_drawn(tmp_path, compare, capsys) -> None:
     log_run(tmp_path, "llcg"), log_run(tmp_path, "grappa")
     runs = ["runs/llcg/version_0", "runs/grappa/version_0/metrics.csv"]
     svg = ["--over", "comm/bytes_sent", "--out", "there/curves.svg"]
@@ -245,9 +243,7 @@ def types_in_time() -> HeteroData:
 
 
 @pytest.mark.parametrize(("make", "time"), [(one_type, []), (types, []), (types_in_time, ["--time", "edge_time"])])
-def test_parts_of_pyg_are_the_graph_that_was_partitioned(
-    make: Any, time: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_of_pyg_are_the_graph_that_was_partitioned(make, time, tmp_path, monkeypatch) -> None:
     data = make()
     Partitioner(data, PARTS, str(tmp_path / "parts")).generate_partition()
     found = convert("from_pyg_partitions", monkeypatch, tmp_path / "parts", tmp_path / "graph", *time)

@@ -185,9 +185,7 @@ def test_the_pods_find_each_other_and_are_as_many_as_the_run_expects() -> None:
 
 
 @pytest.mark.parametrize("resumed", [False, True])
-def test_the_command_of_a_pod_is_accepted(
-    resumed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_of_a_pod_is_accepted(resumed, tmp_path, monkeypatch, capsys) -> None:
     _, job = kubernetes()
     if resumed:
         (tmp_path / "preempted.ckpt").touch()
@@ -202,9 +200,7 @@ def test_the_command_of_a_pod_is_accepted(
     assert printed["ckpt_path"] == (f"{tmp_path}/preempted.ckpt" if resumed else None)
 
 
-def test_hosts_that_ssh_reaches_are_given_commands_that_are_accepted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hosts_that_ssh_reaches_are_given_commands_that_are_accepted(tmp_path, monkeypatch, capsys) -> None:
     stub(tmp_path, "torchrun", TAKE_DOWN)
     path = stub(tmp_path, "ssh", SSH)
     difficult = ["--config=configs/local_sgd.yaml", "--trainer.logger.init_args.save_dir=a place with 'quotes'"]

@@ -65,9 +65,7 @@ def made(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_our_own_side_runs_without_any_peer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_our_own_side_runs_without_any_peer(tmp_path, monkeypatch, capsys) -> None:
     communities(600, 3, num_features=8).save(tmp_path / "graph")
     words = ["--target", "0.5", "--num-nodes", "2000", "--num-edges", "20000", "--repeats", "1"]
     words += ["--only", "batches", "partitions", "accuracy"]

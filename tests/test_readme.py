@@ -87,9 +87,7 @@ def test_every_diff_is_run() -> None:
 
 
 @pytest.mark.parametrize("block", blocks("yaml"), ids=lambda block: f"{block.page}: {block.heading}")
-def test_a_configuration_is_accepted(
-    block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_configuration_is_accepted(block, tmp_path, monkeypatch, capsys) -> None:
     (tmp_path / "my.yaml").write_text(block.code.replace("my_modules", "node_classification"))
     monkeypatch.chdir(ROOT / "examples")
     monkeypatch.setattr(sys, "path", sys.path.copy())

@@ -140,9 +140,7 @@ def test_edges_are_built_when_they_are_read(data: HeteroData) -> None:
     assert store.is_pending
     changed = copy.copy(batch)
     changed[kind].edge_index = torch.zeros(2, 0, dtype=torch.int64)
-    with pytest.raises(
-        AttributeError, match=r"no blocks: they went when its edge_index of \('paper', 'cites', 'paper'\)"
-    ):
+    with pytest.raises(AttributeError, match=r"no blocks: they went .* edge_index of \('paper', 'cites', 'paper'\)"):
         _ = changed.blocks
     assert len(batch.blocks) == 2
 
@@ -175,9 +173,7 @@ def test_subgraphs_have_rows_for_all(sampler: Sampler, data: HeteroData) -> None
 
 
 def test_seeds_are_of_one_type() -> None:
-    with pytest.raises(
-        ValueError, match=r"The seeds of a batch must be nodes of one type, got some of \['paper', 'auth"
-    ):
+    with pytest.raises(ValueError, match=r"The seeds of a batch must be .* of one type, got some of \['paper', 'auth"):
         batch_of(small(), torch.tensor([0, 12]))
 
 

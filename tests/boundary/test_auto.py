@@ -46,9 +46,7 @@ def quick(world_size: int, strategy: Any) -> Any:
         ([10, 20, 30], [2.5, 3, 4], 30, lgd.Isolated()),
     ],
 )
-def test_the_most_exact_that_costs_no_more_than_allowed_is_chosen(
-    held: list[int], times: list[float], allowed: int, boundary: Boundary, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_most_exact_that_costs_no_more_than_allowed_is_chosen(held, times, allowed, boundary, monkeypatch) -> None:
     graph, steps = cut_graph()[0], Pass(lgd.WholePartSampler(len(held)), 1000, [1], False)
     of_one = len(held) * (graph.num_edges + 8 * graph.num_nodes)
     of_rank = [*held, *(round(each * of_one) for each in times)]

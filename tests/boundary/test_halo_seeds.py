@@ -196,9 +196,7 @@ def test_hops_that_cannot_be_are_refused(wrong: dict[str, Any], message: str) ->
 
 
 def test_parts_that_change_refuse_such_seeds() -> None:
-    with pytest.raises(
-        ValueError, match=r"is for parts for good, without extra nodes: leave seed_hops out, or holding"
-    ):
+    with pytest.raises(ValueError, match=r"is for parts for good, without .* nodes: leave seed_hops out, or holding"):
         parts(holding=lgd.Holding(lgd.Rotate()))
 
 

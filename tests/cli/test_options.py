@@ -14,7 +14,7 @@ from lightning_gnn_dist.cli.config_file import check_files
 from lightning_gnn_dist.cli.mistakes import check_strategy, hint, reading_checkpoint
 from lightning_gnn_dist.cli.train import run
 from lightning_gnn_dist.gone import GONE
-from tests.cli.conftest import EXAMPLES, Command, Refused
+from tests.cli.conftest import EXAMPLES, Refused
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,7 @@ def test_an_error_stands_without_the_usage(words: list[str], command: str, said:
         (["fit", "--config=configs/llcg.yaml", "--trainer.strategy=lightning_gnn_dist.Old"], "Old"),
     ],
 )
-def test_what_went_is_answered_by_its_row(
-    words: list[str], row: str, refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_went_is_answered_by_its_row(words, row, refused, monkeypatch) -> None:
     monkeypatch.setitem(GONE, row, "write another")
     lines = refused(*words).splitlines()
     assert len(lines) <= 4 and sum(f"{row} went: write another." in line for line in lines) == 1
@@ -229,9 +227,7 @@ def halo(**init_args: Any) -> dict[str, Any]:
         ({"evaluation": {"sampler": [5]}}, [], "data.evaluation.sampler must be an object, by its class or null, got "),
     ],
 )
-def test_what_is_wrong_in_a_value_is_said_in_one_line_with_its_path(
-    data: dict[str, Any], options: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_wrong_in_a_value_is_said_in_one_line_with_its_path(data, options, reason, tmp_path, capsys) -> None:
     with pytest.raises(SystemExit):
         start(data, tmp_path, *options)
     before, _, error = capsys.readouterr().err.partition("\nerror: ")
@@ -271,9 +267,7 @@ def test_a_refusal_of_a_test_is_one_line(tmp_path: Path, refused: Refused) -> No
     assert refused("test", config(tmp_path)).rstrip().splitlines()[-1].startswith("error: ")
 
 
-def test_what_a_users_step_is_refused_keeps_its_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: Command
-) -> None:
+def test_what_a_users_step_is_refused_keeps_its_traceback(tmp_path, monkeypatch, run_here) -> None:
     (tmp_path / "my_broken_module.py").write_text(BROKEN)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     file = config(tmp_path, "my_broken_module")
@@ -319,9 +313,7 @@ CONFIGS = EXAMPLES / "configs"
         (b"data: {? [1] : 2}\n", "a key that is no name"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_in_one_line(
-    content: bytes, reason: str, tmp_path: Path, refused: Refused
-) -> None:
+def test_what_cannot_be_meant_is_refused_in_one_line(content, reason, tmp_path, refused) -> None:
     file = tmp_path / "config.yaml"
     file.write_bytes(content)
     said = refused("fit", f"--config={file}")

@@ -189,9 +189,7 @@ def test_a_batch_is_made_of_any_saved_graph(graph: object, tmp_path: Path) -> No
 
 
 @pytest.mark.slow  # a process of its own, which imports torch
-def test_a_graph_that_gives_no_batch_is_prepared_all_the_same(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_graph_that_gives_no_batch_is_prepared_all_the_same(tmp_path, capsys) -> None:
     prepare.compile_for(tmp_path / "nowhere")
     said = capsys.readouterr().out
     assert said.startswith("The first training will compile the loops that make batches: ")

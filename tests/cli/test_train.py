@@ -184,9 +184,7 @@ def test_residency_and_coverage_can_be_written() -> None:
     assert isinstance(strategy, lgd.GrappaStrategy) and strategy._timeout == timedelta(seconds=90)
 
 
-def test_what_others_refuse_keeps_its_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_here: Command
-) -> None:
+def test_what_others_refuse_keeps_its_traceback(tmp_path, monkeypatch, run_here) -> None:
     broken = "class Broken(SAGE):\n    def __init__(self): raise ValueError('mine')\n"
     (tmp_path / "broken_model.py").write_text(f"from node_classification import SAGE\n{broken}")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])

@@ -1,7 +1,6 @@
 """Who holds what, and what parts are: what is read is what the graph has, also if most comes from the part before."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import torch
 from torch import Tensor
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.homes.parts import Parts
 from lightning_gnn_dist.homes.residency import Held, Plan, Residency, default_period
 
@@ -137,9 +135,7 @@ def test_a_part_is_the_graph_among_its_nodes(residency: Residency) -> None:
 @pytest.mark.parametrize("residency", [lgd.Rotate(), lgd.Redeal(12)], ids=repr)
 @pytest.mark.parametrize("boundary", [lgd.Isolated(), lgd.Halo(), lgd.Halo(2), lgd.Halo(2, neighbors=2)], ids=repr)
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_a_switch_gives_what_reading_anew_gives(
-    residency: Residency, boundary: Boundary, on_disk: bool, tmp_path: Path
-) -> None:
+def test_a_switch_gives_what_reading_anew_gives(residency, boundary, on_disk, tmp_path) -> None:
     graph = weighted_graph()
     if on_disk:
         graph.save(tmp_path / "graph")

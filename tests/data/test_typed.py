@@ -92,7 +92,6 @@ def test_parts_are_those_of_the_graph_without_types(boundary: Boundary, holding:
         for name in ("train_mask", "coverage"):
             torch.testing.assert_close(part.node_arrays[name], other.node_arrays[name][order])
         assert part.num_edges == other.num_edges and part.degrees().equal(other.degrees()[order])
-        assert typed.types is not None
         part.check_edges()
         kinds = typed.types.edge_type[other.edge_arrays["edge_place"]]
         assert part.types.num_edges == tuple(torch.bincount(kinds.long(), minlength=8).tolist())

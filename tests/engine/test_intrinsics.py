@@ -139,9 +139,7 @@ def test_any_change_of_any_source_gives_another_digest(tmp_path: Path) -> None:
     assert len(digests) == 4
 
 
-def test_one_rank_says_once_that_kernels_of_the_package_are_compiled(
-    logged: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_rank_says_once_that_kernels_of_the_package_are_compiled(logged, monkeypatch) -> None:
     def said(notice: compiling.Notice, kernel: Any) -> int:
         logged.clear()
         for status in (event.EventStatus.START, event.EventStatus.END):
@@ -223,18 +221,14 @@ def test_the_folder_that_numba_is_told_comes_first(tmp_path: Path, monkeypatch: 
     assert Path(kernel.stats.cache_path).is_relative_to(tmp_path / "told")
 
 
-def test_without_a_folder_of_the_user_kernels_are_kept_beside_the_package(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_folder_of_the_user_kernels_are_kept_beside_the_package(tmp_path, monkeypatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     kernel = installed(tmp_path / "one", 1, monkeypatch)
     assert compiled_anew(kernel, 2) and Path(kernel.stats.cache_path) == tmp_path / "one" / "__pycache__"
 
 
-def test_where_nothing_can_be_written_kernels_run_all_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
-) -> None:
+def test_where_nothing_can_be_written_kernels_run_all_the_same(tmp_path, monkeypatch, logged) -> None:
     def refuse(locator: Any) -> None:
         raise PermissionError
 
@@ -265,9 +259,7 @@ def test_a_first_batch_compiles_what_its_graph_has_once_on_a_machine(tmp_path: P
     assert not names[1]
 
 
-def test_a_folder_that_is_removed_while_a_kernel_is_compiled_does_no_harm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_is_removed_while_a_kernel_is_compiled_does_no_harm(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kernel = installed(tmp_path / "one", 1, monkeypatch)
 

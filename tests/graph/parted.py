@@ -68,7 +68,6 @@ def uneven_partition(graph: Graph, num_parts: int, seed: int = 1) -> Partition:
 def in_order_of_shards(graph: Graph, partition: Partition) -> Graph:
     """The same graph: its nodes of each type are in the order of their shards, and its rows as they were."""
     types = graph.types
-    assert types is not None
     owner, kinds = partition.assignment.tolist(), types.type_of(torch.arange(graph.num_nodes)).tolist()
     order = sorted(range(graph.num_nodes), key=lambda node: (kinds[node], owner[node], node))
     number = {old: new for new, old in enumerate(order)}

@@ -121,9 +121,7 @@ def test_names_that_batches_or_files_need_are_refused(door: Callable[..., Any]) 
     ("nodes", "edges", "named"),
     [(["a"], ["a"], "a"), (["edge_a"], [], "edge_a"), ([], ["x"], "x"), ([], ["val_mask"], "val_mask")],
 )
-def test_what_could_be_of_nodes_and_of_edges_is_refused(
-    door: Callable[..., Any], nodes: list[str], edges: list[str], named: str
-) -> None:
+def test_what_could_be_of_nodes_and_of_edges_is_refused(door, nodes, edges, named) -> None:
     with pytest.raises(ValueError, match=rf"\['{named}'\] would be taken for arrays of nodes and of edges"):
         door(dict.fromkeys(nodes, INDICES), dict.fromkeys(edges, INDICES))
 

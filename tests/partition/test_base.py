@@ -139,9 +139,7 @@ def test_as_many_parts_as_nodes_and_no_more(partitioner: Partitioner) -> None:
 
 
 @any_partitioner
-def test_a_graph_on_disk_is_cut_like_the_same_graph_in_ram(
-    partitioner: Partitioner, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_graph_on_disk_is_cut_like_the_same_graph_in_ram(partitioner, tmp_path_factory) -> None:
     graph = GRAPHS["communities"]
     folder = tmp_path_factory.mktemp("graph") / "saved"
     graph.save(folder)
@@ -238,13 +236,11 @@ def test_every_number(num_parts: int, on_disk: bool, tmp_path: Path) -> None:
         received = {v for u, v in edges if v in members and u != v}
         received_inside = {v for u, v in edges if v in members and u in members and u != v}
         assert report.nodes[p] == len(members)
-        assert report.train_nodes is not None
         assert report.train_nodes[p] == sum(bool(labelled[node]) for node in members)
         assert report.inside_edges[p] == sum(u in members and v in members for u, v in edges)
         assert report.halo_nodes[p] == len(halo)
         assert report.isolated_nodes[p] == len(received - received_inside)
         inside = partition.assignment[labelled] == p
-        assert report.label_skew is not None
         if bool(inside.any()):
             assert float(report.label_skew[p]) == pytest.approx(label_skew(label, inside))
         else:
@@ -259,7 +255,6 @@ def test_labels_count_on_all_labelled_nodes_without_a_train_mask() -> None:
     graph = lgd.Graph.from_edge_index(torch.tensor([[0], [1]]), 6, {"y": y})
     report = lgd.Partition(torch.tensor([0, 0, 0, 0, 1, 1], dtype=torch.int32), 2).report(graph)
     assert report.train_nodes is None
-    assert report.label_skew is not None  # whole: 2/5 and 3/5; parts: 2/3 and 1/3, 0 and 1
     assert report.label_skew.tolist() == pytest.approx([4 / 15, 2 / 5])
     assert report.worst_label_skew == pytest.approx(2 / 5)
 
@@ -274,7 +269,6 @@ def test_labels_of_types_count_one_by_one() -> None:
     graph = lgd.Graph.from_pyg(data)
     halves = lgd.Partition(torch.tensor([0, 0, 1, 1, 0, 0, 1, 0, 1], dtype=torch.int32), 2)
     skew = halves.report(graph).label_skew
-    assert skew is not None  # a0, a1, a1, b0, b1: the first half has a0, a1 and b0
     assert skew.tolist() == pytest.approx(
         [(2 / 15 + 1 / 15 + 2 / 15 + 1 / 5) / 2, (1 / 5 + 1 / 10 + 1 / 5 + 3 / 10) / 2]
     )

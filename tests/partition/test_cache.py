@@ -87,9 +87,7 @@ def test_in_the_home_directory_without_a_cache_directory(tmp_path: Path, monkeyp
     assert len(entries(tmp_path / ".cache" / "lightning_gnn_dist" / "partitions")) == 1
 
 
-def test_beside_a_saved_graph_only_if_one_can_write_there(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_beside_a_saved_graph_only_if_one_can_write_there(tmp_path, cache, monkeypatch) -> None:
     GRAPH.save(tmp_path / "graph")
     graph = Graph.open(tmp_path / "graph")
     # Tests may run as root, who may write anywhere: let the system say no.

@@ -10,15 +10,12 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.strategies import Strategy
-from torch_geometric.data import Data
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.cutting import partitioner_of
 from lightning_gnn_dist.cli.options import parser
 from lightning_gnn_dist.graph.graph import bytes_of_part
 from lightning_gnn_dist.partition import default, kaminpar, metis
-from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.partition_report import advise, beyond_chance
 
@@ -53,9 +50,7 @@ ALIKE, UNLIKE = lgd.SuperNodePartitioner(), lgd.MetisPartitioner()
     ],
     ids=["averaging", "LLCG", "chunks dealt anew", "named", "gradients"],
 )
-def test_ranks_that_average_models_get_parts_that_look_alike(
-    strategy: Strategy, options: dict[str, Any], expected: Partitioner
-) -> None:
+def test_ranks_that_average_models_get_parts_that_look_alike(strategy, options, expected) -> None:
     graph = lgd.communities(400, 4, num_features=4)
     data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([2]), **options)
     assert data.partitioner == UNLIKE  # before anybody knows the strategy
@@ -67,9 +62,7 @@ def test_ranks_that_average_models_get_parts_that_look_alike(
 
 @pytest.mark.usefixtures("without_metis")
 @pytest.mark.parametrize("local_rank", ["0", "1"])
-def test_without_metis_another_cuts_and_one_line_of_a_host_says_so(
-    local_rank: str, logged: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_metis_another_cuts_and_one_line_of_a_host_says_so(local_rank, logged, monkeypatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", local_rank)
     graph, sampler = lgd.communities(60, 2, num_features=4), lgd.NeighborSampler([2])
     modules = [lgd.PartitionedDataModule(graph, sampler=sampler) for _ in range(2)]
@@ -142,9 +135,7 @@ def finding(graph: lgd.Graph, partitioner: Any, parts: int = 8) -> list[str]:
         ("minesweeper.npz", lgd.MetisPartitioner(), False, False),
     ],
 )
-def test_measured_cases_are_told_apart(
-    name: str, partitioner: Any, differ: bool, lost: bool, to_pyg: Callable[..., Data]
-) -> None:
+def test_measured_cases_are_told_apart(name, partitioner, differ, lost, to_pyg) -> None:
     found = finding(lgd.Graph.from_pyg(to_pyg(name, split=0)), partitioner)
     assert ("hold different labels" in found[0], "too many to ignore" in found[1]) == (differ, lost)
 

@@ -48,7 +48,6 @@ def test_no_part_exceeds_its_bound(graph: lgd.Graph) -> None:
 def test_training_nodes_and_nodes_are_balanced_together(graph: lgd.Graph, num_parts: int) -> None:
     report = lgd.MetisPartitioner(balance="train")(graph, num_parts, seed=0).report(graph)
     train_nodes = report.train_nodes
-    assert train_nodes is not None
     for counts in (train_nodes, report.nodes):
         average = int(counts.sum()) / num_parts
         assert counts.max() <= max(ceil(average), 1.03 * average)
@@ -178,9 +177,7 @@ GB = 10**9
         (10**8, 2 * GB, True, "Streaming"),
     ],
 )
-def test_size_and_memory_decide(
-    num_edges: int, memory: int, installed: bool, expected: str, monkeypatch: pytest.MonkeyPatch, logged: list[str]
-) -> None:
+def test_size_and_memory_decide(num_edges, memory, installed, expected, monkeypatch, logged) -> None:
     monkeypatch.setattr(metis, "pymetis", object())
     monkeypatch.setattr(kaminpar, "kaminpar", object() if installed else None)
     default._tell.cache_clear()

@@ -73,9 +73,7 @@ def content(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("memory_bytes", [TINY, 20_000, 10**9])
 @pytest.mark.parametrize("undirected", [False, True])
-def test_it_is_the_graph_of_memory_to_the_byte(
-    source: Path, tmp_path: Path, undirected: bool, memory_bytes: int
-) -> None:
+def test_it_is_the_graph_of_memory_to_the_byte(source, tmp_path, undirected, memory_bytes) -> None:
     expected = from_memory(source, tmp_path / "expected", undirected=undirected)
     graph = prepared(source, tmp_path / "graph", undirected=undirected, memory_bytes=memory_bytes)
     assert content(tmp_path / "graph") == expected
@@ -121,18 +119,14 @@ def test_memory_stays_within_the_budget(tmp_path: Path, num_carried: int) -> Non
 
 
 @pytest.mark.parametrize(("memory_bytes", "room"), [(2 * 10**9, 5 * 10**8), (16 * 10**8, LEAST_ROOM), (SMALL, SMALL)])
-def test_what_the_process_holds_is_taken_off(
-    source: Path, tmp_path: Path, memory_bytes: int, room: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_process_holds_is_taken_off(source, tmp_path, memory_bytes, room, monkeypatch) -> None:
     monkeypatch.setattr(prepare_graph_module, "held_bytes", lambda: 15 * 10**8)
     assert Preparation(source, tmp_path / "graph", memory_bytes=memory_bytes).room == room
     shard = type("Shard", (Portion,), {"is_whole": False})()  # ranks read in pieces that are alike
     assert Preparation(source, tmp_path / "graph", shard, memory_bytes=memory_bytes).room == memory_bytes
 
 
-def test_too_little_memory_is_told_with_what_the_process_holds(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_little_memory_is_told_with_what_the_process_holds(source, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(prepare_graph_module, "held_bytes", lambda: 1000)
     monkeypatch.setattr(prepare_graph_module, "LEAST_ROOM", 0)
     with pytest.raises(ValueError, match=r"memory_bytes=100 are too few. .* holds 1,000 bytes: add them\.$"):
@@ -207,9 +201,7 @@ def test_a_full_disk_leaves_no_graph_and_loses_nothing(source: Path, tmp_path: P
     assert content(out) == from_memory(source, tmp_path / "expected", undirected=True)
 
 
-def test_a_disk_that_is_too_small_is_seen_beforehand(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_too_small_is_seen_beforehand(source, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 99}))
     with pytest.raises(OSError, match="has 99 bytes free, and about"):
         prepare_graph(source, tmp_path / "graph")

@@ -52,9 +52,7 @@ def in_memory(folder: Path, time: str | None, *, reverse: bool = False, float_la
 @pytest.mark.parametrize("memory_bytes", [1_500, 2_000_000_000])
 @pytest.mark.parametrize("time", [None, "time"])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_it_is_the_graph_from_memory(
-    folder: Path, time: str | None, reverse: bool, memory_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_is_the_graph_from_memory(folder, time, reverse, memory_bytes, monkeypatch) -> None:
     monkeypatch.setattr(rows_module, "EDGES_PER_PIECE", 5)
     out = folder.parent / "graph"
     prepare_graph(folder, out, time=time, reverse=reverse, memory_bytes=memory_bytes)
@@ -131,9 +129,7 @@ BAD: dict[str, tuple[Callable[[Path], object], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("change", "options", "message"), BAD.values(), ids=BAD)
-def test_what_cannot_be_right_is_refused(
-    folder: Path, change: Callable[[Path], object], options: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_be_right_is_refused(folder, change, options, message) -> None:
     change(folder)
     source = folder / options.get("source", ".")
     options = {name: value for name, value in options.items() if name != "source"}

@@ -85,9 +85,7 @@ def test_the_shift_fades_with_the_steps_and_starts_anew_at_an_anchor() -> None:
     ],
 )
 @pytest.mark.parametrize("given", [None, 0.8])
-def test_the_default_fades_more_slowly_the_less_the_shift_has_changed(
-    before: tuple[float, ...], now: tuple[float, ...], decay: float, given: float | None
-) -> None:
+def test_the_default_fades_more_slowly_the_less_the_shift_has_changed(before, now, decay, given) -> None:
     weight = torch.zeros(2, requires_grad=True)
     optimizer, drift = torch.optim.SGD([weight], lr=1.0), DriftCorrection(lgd.Drift("global", decay=given))
     for shift in [each for each in (before, now) if each]:

@@ -72,9 +72,7 @@ def come_or_stay_away(
         ),
     ],
 )
-def test_missing_ranks_are_named_in_time(
-    world_size: int, absent: set[int], named: str, strategy: Any, tmp_path: Path
-) -> None:
+def test_missing_ranks_are_named_in_time(world_size, absent, named, strategy, tmp_path) -> None:
     outcomes = run_ranks(come_or_stay_away, world_size, absent, strategy, tmp_path)
     assert [rank for rank, outcome in enumerate(outcomes) if outcome is None] == sorted(absent)
     messages, seconds = zip(*filter(None, outcomes), strict=True)
@@ -250,9 +248,7 @@ def test_an_interface_that_the_user_names_is_used(monkeypatch: pytest.MonkeyPatc
         ("192.0.2.7", 1, {"GROUP_WORLD_SIZE": "2"}, False),
     ],
 )
-def test_what_is_one_host(
-    address: str, num_hosts: int, environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_one_host(address, num_hosts, environment, expected, monkeypatch) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert Roll(address, 1, 0, 2, timedelta(seconds=1), num_hosts).on_one_host is expected

@@ -55,7 +55,6 @@ def test_it_is_the_one_page_sampler(num_types, num_edges, num_seeds, numbers, re
     assert sample.nodes.tolist() == nodes
     assert sample.edge_ids is not None and sample.edge_ids.tolist() == list(chain(*edges))
     assert sample.indices.tolist() == list(chain(*rows))
-    assert sample.edge_kinds is not None
     assert sample.edge_kinds.equal(graph.types.edge_type[sample.edge_ids])
 
 
@@ -75,7 +74,6 @@ def check_is_the_subgraph(data: HeteroData, kind: str, seeds: torch.Tensor, num_
     """With all neighbours, nodes, edges and rows of every type are those of PyG's k-hop subgraph."""
     graph = lgd.Graph.from_pyg(data, edge_ids=True, check_features=False)
     types = graph.types
-    assert types is not None
     apart = take_apart(graph, draw(graph, seeds + types.nodes_of(kind).start, [-1] * num_hops))
     whole = data.to_homogeneous(node_attrs=[], edge_attrs=[], add_node_type=False)
     ids = seeds + types.nodes_of(kind).start
@@ -188,7 +186,5 @@ def test_what_does_not_fit_the_types_is_refused(sampler, message):
 
 
 def test_numbers_by_type_need_types():
-    with pytest.raises(
-        ValueError, match="numbers for 5 edge types, and this graph has no types: give one number per hop"
-    ):
+    with pytest.raises(ValueError, match=r"numbers for 5 edge types, and this .* has no types: give one number per hop"):
         lgd.NeighborSampler(ALL).sample_bulk(random_graph(), [torch.arange(3)], [PLACE])

@@ -142,7 +142,6 @@ def searched(rank: int, world_size: int, folder: str, strategies: Any = None) ->
             options: dict[str, Any] = {"callbacks": callbacks, "limit_val_batches": 0, "default_root_dir": folder}
             fit(strategy(), module, data_module(), world_size, **options)
             states.append(state_of(module))
-        assert finder.optimal_lr is not None
         found[name] = states[0], states[1], len(finder.optimal_lr.results["lr"])
     return found
 

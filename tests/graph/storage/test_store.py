@@ -113,9 +113,7 @@ def test_versions_that_a_release_before_has_counted_are_no_obstacle(graph: lgd.G
     assert lgd.Graph.open(saved).fingerprint == graph.fingerprint
 
 
-def test_a_failure_leaves_nothing_behind(
-    graph: lgd.Graph, saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failure_leaves_nothing_behind(graph, saved, tmp_path, monkeypatch) -> None:
     def full_disk(*args: object, **kwargs: object) -> None:
         raise OSError("No space left on device")
 
@@ -332,9 +330,7 @@ def test_a_damaged_array_is_refused(saved_whole: Path, tmp_path: Path, damage: D
 
 @pytest.mark.parametrize(("name", "place", "value"), [(name, *bad) for name, all_ in OF_EDGES.items() for bad in all_])
 @pytest.mark.parametrize("with_checksums", [True, False])
-def test_edges_that_point_nowhere_are_refused(
-    saved_whole: Path, tmp_path: Path, name: str, place: int, value: int, with_checksums: bool
-) -> None:
+def test_edges_that_point_nowhere_are_refused(saved_whole, tmp_path, name, place, value, with_checksums) -> None:
     path = damaged(saved_whole, tmp_path, "graph", f"{name}.npy", entry(place, value))
     if not with_checksums:  # as releases before these wrote it
         meta = json.loads((path / "meta.json").read_text())
@@ -392,9 +388,7 @@ def test_a_graph_is_looked_at_once(saved_whole: Path, tmp_path: Path, monkeypatc
         open_graph(path, 3)  # checked for more senders
 
 
-def test_a_mark_of_other_files_counts_for_nothing(
-    saved_whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mark_of_other_files_counts_for_nothing(saved_whole, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(contents, "YOUNG_SECONDS", 0)
     path = tmp_path / "graph"
     shutil.copytree(saved_whole / "mine" / "graph", path)
@@ -415,9 +409,7 @@ def test_a_mark_of_other_files_counts_for_nothing(
         lgd.Graph.open(path)
 
 
-def test_where_nobody_writes_the_mark_is_in_the_users_cache(
-    saved_whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_nobody_writes_the_mark_is_in_the_users_cache(saved_whole, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(contents, "YOUNG_SECONDS", 0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     path = tmp_path / "graph"

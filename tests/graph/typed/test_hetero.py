@@ -122,9 +122,7 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("make", "options", "message"), BAD.values(), ids=BAD)
-def test_what_cannot_be_right_is_refused(
-    make: Callable[[], HeteroData], options: dict[str, Any], message: str, recwarn: pytest.WarningsRecorder
-) -> None:
+def test_what_cannot_be_right_is_refused(make, options, message, recwarn) -> None:
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         Graph.from_pyg(make(), **options)
     text = str(caught.value)
@@ -223,9 +221,7 @@ def write(graph: Graph, path: Path, arrays: dict[str, torch.Tensor], **about: An
         ({}, {"time": 3}, "damaged"),
     ],
 )
-def test_files_that_do_not_fit_each_other_are_refused(
-    graph: Graph, arrays: dict[str, torch.Tensor], about: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_files_that_do_not_fit_each_other_are_refused(graph, arrays, about, message, tmp_path) -> None:
     write(graph, tmp_path / "graph", arrays, **about)
     for _ in range(2):  # nor does a first refusal leave a mark
         with pytest.raises(ValueError, match=message):
@@ -234,7 +230,6 @@ def test_files_that_do_not_fit_each_other_are_refused(
 
 def test_a_row_that_is_not_in_order_of_types_is_refused(graph: Graph) -> None:
     types = graph.types
-    assert types is not None
     row = next(v for v in range(12) if types.edge_type[graph.indptr[v] : graph.indptr[v + 1]].unique().numel() > 1)
     at = torch.arange(graph.num_edges)
     at[graph.indptr[row] : graph.indptr[row + 1]] = at[graph.indptr[row] : graph.indptr[row + 1]].flip(0)

@@ -93,9 +93,7 @@ DAMAGED: list[tuple[Callable[[Path], object], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "message"), DAMAGED)
-def test_what_is_no_list_of_edges_is_refused(
-    damage: Callable[[Path], object], message: str, folder: Path, tmp_path: Path
-) -> None:
+def test_what_is_no_list_of_edges_is_refused(damage, message, folder, tmp_path) -> None:
     damage(folder)
     with pytest.raises(ValueError, match=message):
         prepare_graph(folder, tmp_path / "graph", memory_bytes=500)

@@ -80,9 +80,7 @@ def saved(out: Path, **where: Any) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("undirected", [False, True])
-def test_it_gives_the_graph_that_text_gives(
-    undirected: bool, tables: dict[str, Path], texts: dict[str, Path], tmp_path: Path
-) -> None:
+def test_it_gives_the_graph_that_text_gives(undirected, tables, texts, tmp_path) -> None:
     expected = saved(tmp_path / "expected", **texts, undirected=undirected)
     assert {"x.npy", "y.npy", "train_mask.npy", "edge_weight.npy"} <= {Path(name).name for name in expected}
     assert saved(tmp_path / "graph", **tables, undirected=undirected, memory_bytes=20_000) == expected

@@ -139,9 +139,7 @@ BAD: dict[str, tuple[tuple[str, str] | None, str, str]] = {
 
 
 @pytest.mark.parametrize(("file", "options", "message"), BAD.values(), ids=BAD)
-def test_what_cannot_be_right_is_refused(
-    folder: Path, file: tuple[str, str] | None, options: str, message: str
-) -> None:
+def test_what_cannot_be_right_is_refused(folder, file, options, message) -> None:
     for name, text in [file] if file else []:
         (folder / name).write_text(text)
     with pytest.raises(SystemExit, match=message) as stop:

@@ -179,9 +179,7 @@ POISONED: list[tuple[str, str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("strategy", "what", "options", "message"), POISONED)
-def test_a_rank_that_brings_nan_is_named_on_all(
-    strategy: str, what: str, options: dict[str, Any], message: str
-) -> None:
+def test_a_rank_that_brings_nan_is_named_on_all(strategy, what, options, message) -> None:
     with pytest.raises(RankError) as error:
         run_ranks(poisoned, 2, strategy, what, options)
     assert sorted(error.value.failures) == [0, 1]

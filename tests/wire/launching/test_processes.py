@@ -37,7 +37,6 @@ def is_there(pid: int) -> bool:
 def test_a_tied_process_ends_with_its_parent(stopped: bool) -> None:
     command = [sys.executable, "-S", "-c", PARENT, processes.__file__, *SLEEPS]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     if stopped:
         os.kill(pid, signal.SIGSTOP)
