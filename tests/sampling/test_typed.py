@@ -186,5 +186,5 @@ def test_what_does_not_fit_the_types_is_refused(sampler, message):
 
 
 def test_numbers_by_type_need_types():
-    with pytest.raises(ValueError, match=r"numbers for 5 edge types, and this .* has no types: give one number per hop"):
+    with pytest.raises(ValueError, match=r"numbers for 5 edge types, and .* has no types: give one number per hop"):
         lgd.NeighborSampler(ALL).sample_bulk(random_graph(), [torch.arange(3)], [PLACE])
