@@ -9,27 +9,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch_geometric import nn as pyg
 from torch_geometric.data import Data
-from torch_geometric.nn import (
-    APPNP,
-    ARMAConv,
-    ChebConv,
-    GATConv,
-    GATv2Conv,
-    GCNConv,
-    GPSConv,
-    GraphSAGE,
-    HeteroConv,
-    MessagePassing,
-    MFConv,
-    MixHopConv,
-    PairNorm,
-    PNAConv,
-    SAGEConv,
-    SGConv,
-    SSGConv,
-    TAGConv,
-)
 from torch_geometric.utils import degree
 
 import lightning_gnn_dist as lgd
@@ -44,7 +25,7 @@ SAMPLER = lgd.NeighborSampler([3, 3])
 
 def test_a_model_of_pyg_with_more_layers_than_hops_is_refused() -> None:
     with pytest.raises(ValueError, match=r"net \(GraphSAGE\) has num_layers=3, and NeighborSampler.* draws 2 hops"):
-        check_depth(nn.ModuleDict({"net": GraphSAGE(8, 8, 3, 4)}), SAMPLER)
+        check_depth(nn.ModuleDict({"net": pyg.GraphSAGE(8, 8, 3, 4)}), SAMPLER)
 
 
 NUM_NODES, WIDTH = 300, 5
@@ -66,7 +47,7 @@ def sparse_data() -> Data:
     return data
 
 
-class ByHand(MessagePassing):
+class ByHand(pyg.MessagePassing):
     """GCN as PyG's tutorial writes it."""
 
     def __init__(self, num_in: int, num_out: int) -> None:
@@ -88,7 +69,7 @@ class Net(Judged):
 
     def whole(self, x: Tensor, edge_index: Tensor) -> Tensor:
         for layer in self.net:
-            x = layer(x, edge_index) if isinstance(layer, MessagePassing) else layer(x)
+            x = layer(x, edge_index) if isinstance(layer, pyg.MessagePassing) else layer(x)
         return x
 
     def predict_step(self, batch: Any) -> Tensor:
@@ -99,8 +80,8 @@ class HalfOnBlocks(Net):
     """Reads the batch's blocks beside a layer that counts degrees."""
 
     def __init__(self) -> None:
-        super().__init__(SAGEConv(NUM_FEATURES, WIDTH), SAGEConv(WIDTH, NUM_CLASSES))
-        self.more = GCNConv(NUM_FEATURES, NUM_CLASSES)
+        super().__init__(pyg.SAGEConv(NUM_FEATURES, WIDTH), pyg.SAGEConv(WIDTH, NUM_CLASSES))
+        self.more = pyg.GCNConv(NUM_FEATURES, NUM_CLASSES)
 
     def forward(self, batch: Any) -> Tensor:
         x = batch.x
@@ -114,19 +95,19 @@ class HalfOnBlocks(Net):
 
 F, W, C = NUM_FEATURES, WIDTH, NUM_CLASSES
 EXACT: dict[str, tuple[int, Any]] = {
-    "GCN 2": (2, lambda: Net(GCNConv(F, W), nn.ReLU(), GCNConv(W, C))),
-    "GCN 3": (3, lambda: Net(GCNConv(F, W), nn.ReLU(), GCNConv(W, W), GCNConv(W, C))),
+    "GCN 2": (2, lambda: Net(pyg.GCNConv(F, W), nn.ReLU(), pyg.GCNConv(W, C))),
+    "GCN 3": (3, lambda: Net(pyg.GCNConv(F, W), nn.ReLU(), pyg.GCNConv(W, W), pyg.GCNConv(W, C))),
     "GCN by hand": (2, lambda: Net(ByHand(F, W), nn.ReLU(), ByHand(W, C))),
     "blocks": (2, HalfOnBlocks),
-    "SGC": (2, lambda: Net(SGConv(F, C, K=2))),
-    "SGC twice": (2, lambda: Net(SGConv(F, W, K=2), SGConv(W, C, K=3))),
-    "APPNP": (2, lambda: Net(nn.Linear(F, C), APPNP(10, 0.1))),
-    "TAG": (2, lambda: Net(TAGConv(F, C, K=3))),
-    "SSG": (1, lambda: Net(SSGConv(F, C, alpha=0.1, K=3))),
-    "Cheb": (1, lambda: Net(ChebConv(F, C, K=3))),
-    "ARMA": (1, lambda: Net(ARMAConv(F, C, num_layers=3))),
-    "MixHop": (1, lambda: Net(MixHopConv(F, 1, powers=[0, 1, 2]))),
-    "SAGE": (2, lambda: Net(SAGEConv(F, W), nn.ReLU(), SAGEConv(W, C))),
+    "SGC": (2, lambda: Net(pyg.SGConv(F, C, K=2))),
+    "SGC twice": (2, lambda: Net(pyg.SGConv(F, W, K=2), pyg.SGConv(W, C, K=3))),
+    "APPNP": (2, lambda: Net(nn.Linear(F, C), pyg.APPNP(10, 0.1))),
+    "TAG": (2, lambda: Net(pyg.TAGConv(F, C, K=3))),
+    "SSG": (1, lambda: Net(pyg.SSGConv(F, C, alpha=0.1, K=3))),
+    "Cheb": (1, lambda: Net(pyg.ChebConv(F, C, K=3))),
+    "ARMA": (1, lambda: Net(pyg.ARMAConv(F, C, num_layers=3))),
+    "MixHop": (1, lambda: Net(pyg.MixHopConv(F, 1, powers=[0, 1, 2]))),
+    "SAGE": (2, lambda: Net(pyg.SAGEConv(F, W), nn.ReLU(), pyg.SAGEConv(W, C))),
 }
 
 
@@ -186,17 +167,17 @@ class Odd(ByHand):
 
 
 SIGHT: list[tuple[Callable[[], nn.Module], int]] = [
-    (lambda: nn.ModuleList([SAGEConv(4, 4), GATConv(4, 4), GATv2Conv(4, 4)]), 2),
-    (lambda: MFConv(4, 4), 2),
-    (lambda: PNAConv(4, 4, ["mean"], ["identity"], deg=torch.ones(3, dtype=torch.int64)), 2),
-    (lambda: SAGEConv(4, 4, normalize=True), 2),
-    (lambda: GraphSAGE(4, 4, 2), 2),
-    (lambda: GCNConv(4, 4, normalize=False), 2),
-    (lambda: GCNConv(4, 4), 3),
+    (lambda: nn.ModuleList([pyg.SAGEConv(4, 4), pyg.GATConv(4, 4), pyg.GATv2Conv(4, 4)]), 2),
+    (lambda: pyg.MFConv(4, 4), 2),
+    (lambda: pyg.PNAConv(4, 4, ["mean"], ["identity"], deg=torch.ones(3, dtype=torch.int64)), 2),
+    (lambda: pyg.SAGEConv(4, 4, normalize=True), 2),
+    (lambda: pyg.GraphSAGE(4, 4, 2), 2),
+    (lambda: pyg.GCNConv(4, 4, normalize=False), 2),
+    (lambda: pyg.GCNConv(4, 4), 3),
     (Odd, 3),
-    (lambda: APPNP(10, 0.1), 11),
-    (lambda: nn.ModuleList([SGConv(4, 4, K=2), SGConv(4, 4, K=2)]), 5),
-    (lambda: HeteroConv({("a", way, "a"): SGConv(4, 4, K=3) for way in "bc"}), 4),
+    (lambda: pyg.APPNP(10, 0.1), 11),
+    (lambda: nn.ModuleList([pyg.SGConv(4, 4, K=2), pyg.SGConv(4, 4, K=2)]), 5),
+    (lambda: pyg.HeteroConv({("a", way, "a"): pyg.SGConv(4, 4, K=3) for way in "bc"}), 4),
 ]
 
 
@@ -218,13 +199,13 @@ class Paired(Net):
 
 def paired() -> Any:
     torch.manual_seed(1)
-    return Paired(SAGEConv(F, W), PairNorm(), SAGEConv(W, C)).double()
+    return Paired(pyg.SAGEConv(F, W), pyg.PairNorm(), pyg.SAGEConv(W, C)).double()
 
 
 class Attending(Judged):
     def __init__(self) -> None:
         super().__init__()
-        self.conv, self.lin = GPSConv(F, SAGEConv(F, F), heads=2), nn.Linear(F, C)
+        self.conv, self.lin = pyg.GPSConv(F, pyg.SAGEConv(F, F), heads=2), nn.Linear(F, C)
 
     def forward(self, batch: Any) -> Tensor:
         return self.lin(self.conv(batch.x, batch.edge_index))[: batch.batch_size]
@@ -356,7 +337,7 @@ class Draws(Net):
 
 def test_a_model_that_cannot_be_judged_is_evaluated_as_before() -> None:
     failing = Fails(*paired().net).double()
-    drawing = Draws(SAGEConv(F, W), SAGEConv(W, C)).double()
+    drawing = Draws(pyg.SAGEConv(F, W), pyg.SAGEConv(W, C)).double()
     for module in (failing, drawing):
         assert not messages(lambda module=module: trainer(1).test(module, graph_data(), verbose=False))
 

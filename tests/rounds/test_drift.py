@@ -2,21 +2,25 @@
 
 import copy
 import math
+import re
+import warnings
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+import torch_geometric.nn as pyg
 from torch import Tensor
 from torch.nn import functional
 
 import lightning_gnn_dist as lgd
+from lightning_gnn_dist.rounds.correction_gradients import loss_of, mean_gradient, without_noise
 from lightning_gnn_dist.rounds.drift import DriftCorrection
 from tests.every_strategy import PATIENCE
-from tests.ranks import run_ranks
+from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.strategies.by_hand import Plain, double_graph, gradient_among
-from tests.strategies.fitting import State, state_of
+from tests.strategies.fitting import State, differs, state_of
 from tests.strategies.graph_fitting import data_module, fit, model, small_graph
 
 
@@ -208,3 +212,274 @@ def test_a_drift_that_says_nothing_is_towards_what_the_strategy_knows_best() -> 
 def test_local_sgd_offers_no_global_drift() -> None:
     with pytest.raises(ValueError, match=r"^LocalSGDStrategy knows no gradient of the whole graph, .* use Drift"):
         lgd.LocalSGDStrategy(drift=lgd.Drift("global"))
+
+
+# A correction's loss is that of the user's own step: which steps give one, and what is said of the others.
+
+
+def spectral(make: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    with warnings.catch_warnings(action="ignore"):
+        module: torch.nn.Module = make(torch.nn.Linear(3, 3))
+    return module
+
+
+class Network(torch.nn.Module):
+    """Drops features itself, and keeps a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("class_weight", torch.ones(3))
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.dropout(self.linear(x), 0.5, self.training) * self.class_weight
+
+
+class OwnNorm(torch.nn.Module):
+    """Batch statistics in training, kept ones after it, and no name that anybody knows."""
+
+    center: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("center", torch.full((3,), 5.0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.center = 0.9 * self.center + 0.1 * x.detach().mean(0)
+            return x - x.mean(0)
+        return x - self.center
+
+
+class Types(pyg.HeteroBatchNorm):  # type: ignore[misc]
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x, torch.arange(len(x)) % 2)
+
+
+DEPENDS_ON_THE_BATCH = {
+    "batch norm": lambda: torch.nn.BatchNorm1d(3),
+    "of PyG": lambda: pyg.BatchNorm(3),
+    "inside another": lambda: pyg.DiffGroupNorm(3, groups=2),
+    "by type": lambda: Types(3, 2),
+    "instance norm": lambda: pyg.InstanceNorm(3, affine=True, track_running_stats=True),
+    "spectral norm": lambda: spectral(torch.nn.utils.parametrizations.spectral_norm),
+    "old spectral norm": lambda: spectral(torch.nn.utils.spectral_norm),
+    "the user's own": OwnNorm,
+}
+DRAWS = {
+    "dropout": lambda: torch.nn.Dropout(0.5),
+    "alpha dropout": lambda: torch.nn.AlphaDropout(0.5),
+    "slopes": lambda: torch.nn.RReLU(),
+    "functional dropout": Network,
+}
+
+
+def outputs_in(module: torch.nn.Module) -> tuple[Tensor, Tensor]:
+    """In training mode, and where gradients are measured, both from the same buffers; none of which have moved."""
+    x = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+    expected = copy.deepcopy(module)(x)
+    before = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    with without_noise(module):
+        found = module(x)
+    assert all(torch.equal(before[name], buffer) for name, buffer in module.named_buffers())
+    assert all(child.training for child in module.modules())
+    return expected, found
+
+
+@pytest.mark.parametrize("kind", DEPENDS_ON_THE_BATCH)
+def test_what_depends_on_the_batch_is_as_in_a_local_step(kind: str) -> None:
+    expected, found = outputs_in(DEPENDS_ON_THE_BATCH[kind]())
+    assert torch.equal(expected, found)
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_what_draws_noise_draws_none(kind: str) -> None:
+    module = DRAWS[kind]()
+    _, found = outputs_in(module)
+    assert torch.equal(outputs_in(module)[1], found)
+
+
+def test_attention_is_not_dropped_and_a_frozen_norm_stays_frozen() -> None:
+    module = torch.nn.ModuleDict({"conv": pyg.GATConv(3, 3, dropout=0.5), "norm": torch.nn.BatchNorm1d(3)})
+    module["norm"].eval()
+    with without_noise(module):
+        assert not module["conv"].training and not module["norm"].training
+    assert module["conv"].training and not module["norm"].training
+
+
+class NormedSeeds(SAGE):
+    """A norm over the seeds alone: a batch of one seed has no variance."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.norm = torch.nn.BatchNorm1d(4)
+
+    def forward(self, batch: Any) -> Tensor:
+        batch.x = 2 * batch.x  # twice would be too much
+        return self.norm(super().forward(batch))
+
+
+def test_a_batch_of_one_seed_is_normalised_by_kept_statistics() -> None:
+    found: list[list[Tensor]] = []
+
+    class Watch(lgd.LLCGStrategy):
+        def end_round(self) -> None:
+            data = self._module().trainer.datamodule  # type: ignore[attr-defined]
+            for in_eval_mode in (False, True):
+                self._module().norm.train(not in_eval_mode)  # type: ignore[union-attr,operator]
+                found.append(mean_gradient(self.meeting.fit, data.correction_batches(0, stop=2))[0])
+                self._module().norm.train()  # type: ignore[union-attr,operator]
+            super().end_round()
+
+    module, data = model(NormedSeeds), data_module(global_batching=lgd.GlobalBatching(batch_size=1))
+    fit(Watch(lgd.EverySteps(1), **PATIENCE), module, data, 1, max_epochs=1)
+    assert module.norm.training
+    assert all(torch.equal(left, right) for left, right in zip(*found, strict=True))
+
+
+class Own(SAGE):
+    """Manual optimisation, and its own idea of a correction."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.automatic_optimization = False
+        self.corrections = 0
+
+    def training_step(self, batch: Any) -> None:  # type: ignore[override]
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch))
+        optimizer.step()
+
+
+class Corrected(Own):
+    def correction_step(self, batch: Any) -> Tensor:
+        self.corrections += 1
+        return SAGE.training_step(self, batch)
+
+
+def manual(rank: int, world_size: int, kind: type[Own]) -> tuple[int, State]:
+    own = model(kind)
+    strategy = lgd.LLCGStrategy(lgd.EverySteps(2), correction=lgd.Correction(2), drift=None, **PATIENCE)
+    fit(strategy, own, data_module(), world_size)
+    return own.corrections, state_of(own)
+
+
+def test_a_module_may_define_its_correction_step() -> None:
+    (count, first), (_, second) = run_ranks(manual, 2, Corrected)
+    assert count == 3 * 2 and differs(first, second) == 0.0
+
+
+def test_manual_optimisation_without_one_is_refused() -> None:
+    with pytest.raises(RankError, match=r"define correction_step\(batch\)"):
+        run_ranks(manual, 2, Own)
+
+
+class WithOptions(SAGE):
+    def training_step(self, batch: Any, **options: Any) -> Tensor:
+        return super().training_step(batch)
+
+
+class WithDefaults(SAGE):
+    def training_step(self, batch: Any, batch_idx: int = -1, *, scale: float = 1.0) -> Tensor:
+        assert batch_idx >= 0
+        return scale * super().training_step(batch)
+
+
+class WithAny(SAGE):
+    def training_step(self, *args: Any) -> Tensor:
+        batch, _ = args
+        return super().training_step(batch)
+
+
+@pytest.mark.parametrize("kind", [SAGE, WithOptions, WithDefaults, WithAny])
+def test_a_step_is_called_as_lightning_calls_it(kind: type[SAGE]) -> None:
+    data, module = data_module(), model(kind)
+    batch = next(data.correction_batches(0))
+    loss = loss_of(module, batch)
+    assert loss is not None and loss.requires_grad
+    fit("auto", module, data, 1, fast_dev_run=1)
+
+
+class Gathers(SAGE):
+    def training_step(self, batch: Any) -> Tensor:
+        loss = super().training_step(batch)
+        assert self.all_gather(loss.detach()).shape == (2,)
+        return loss
+
+
+def gathering(rank: int, world_size: int, correction: Any) -> None:
+    strategy = lgd.LLCGStrategy(lgd.EverySteps(2), correction=correction, **PATIENCE)
+    fit(strategy, model(Gathers), data_module(), world_size)
+
+
+@pytest.mark.filterwarnings("ignore:.*functional.all_gather is deprecated")
+def test_an_exchange_is_fine_where_all_correct_and_refused_where_one_does() -> None:
+    run_ranks(gathering, 2, lgd.Correction())
+    with pytest.raises(RankError, match=r'exchanges inside a correction: with Correction\(way="rank0"\)'):
+        run_ranks(gathering, 2, lgd.Correction(way="rank0"))
+
+
+class Vector(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return torch.nn.functional.cross_entropy(self(batch), batch.y[: batch.batch_size], reduction="none")
+
+
+class Detached(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return self.training_step(batch).detach()
+
+
+class Number(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        return 1.0
+
+
+class NoLoss(SAGE):
+    def training_step(self, batch: Any) -> Any:
+        return {"logits": self(batch)}
+
+
+class Backward(SAGE):
+    def correction_step(self, batch: Any) -> Any:
+        loss = self.training_step(batch)
+        loss.backward()
+        return loss
+
+
+class Skips(SAGE):
+    def correction_step(self, batch: Any) -> None: ...
+
+
+class TwoArguments(SAGE):
+    def correction_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.training_step(batch)
+
+
+SKIPS = r"correction_step\(\) returned None for every batch"
+REFUSED: list[tuple[type[SAGE], dict[str, Any], str]] = [
+    (Vector, {}, r"correction_step\(\) returned a tensor of shape \(\d,\), but a correction needs the mean loss"),
+    (Detached, {}, r"correction_step\(\) returned a loss without a gradient, detached"),
+    (Number, {}, r"correction_step\(\) returned a float, .* with its gradient: return that\."),
+    (NoLoss, {}, r"training_step\(\) returned a dict, .* or define correction_step\(batch\)"),
+    (Backward, {}, r"correction_step\(\) must return the loss and leave backward\(\) to the strategy"),
+    (TwoArguments, {}, r"correction_step\(batch\) is called with the batch alone: missing .*'batch_idx'"),
+    *((Skips, options, SKIPS) for options in ({}, {"drift": None}, {"correction": lgd.Correction(way="rank0")})),
+]
+
+
+def refused(rank: int, world_size: int) -> list[str]:
+    found = []
+    for kind, options, _ in REFUSED:
+        strategy = lgd.LLCGStrategy(lgd.EverySteps(1), **options, **PATIENCE)
+        with pytest.raises((ValueError, TypeError, RuntimeError)) as caught:
+            fit(strategy, model(kind), data_module(batch_size=6), world_size)
+        found.append(str(caught.value))
+    return found
+
+
+def test_a_step_without_a_loss_is_named() -> None:
+    for found in run_ranks(refused, 2):
+        for said, (kind, _, message) in zip(found, REFUSED, strict=True):
+            assert re.search(message, said), (kind, said)

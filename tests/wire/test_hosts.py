@@ -1,7 +1,11 @@
 """Sums over ranks of several hosts: the sums of all ranks, for the bytes between hosts of one rank each."""
 
+import os
 import re
+import signal
+import socket
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist import PartitionedDataModule
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import all_gather_pieces, exchange_pieces
@@ -21,7 +26,8 @@ from lightning_gnn_dist.wire.collectives import Sent, flatten, traffic, write_ba
 from lightning_gnn_dist.wire.hosts import HostGradients, find_hosts
 from tests.data_fitting import model, small_graph, trainer
 from tests.every_strategy import every_strategy
-from tests.ranks import RankError, join, run_ranks
+from tests.ranks import RankError, join, run_ranks, start_ranks
+from tests.sage import SAGE
 
 HOSTS, NUMBERS = 2, 1000
 WEIGHTS = [1.0, 0.0, 2.5, 0.5]
@@ -337,3 +343,63 @@ def test_a_checksum_sees_every_bit(dtype: torch.dtype, hashed: Callable[[list[to
 def test_a_checksum_takes_empty_and_strided_tensors() -> None:
     matrix, checksum = torch.arange(12.0).view(3, 4), collectives.checksum
     assert checksum([torch.empty(0), matrix.t()]) == checksum([matrix.t().contiguous()]) != 0
+
+
+# A rank that dies or stops in an exchange is named, with its host, by the errors of the others.
+
+
+PATIENCE_SECONDS = 15.0
+pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
+
+
+class InEvaluation(SAGE):
+    def validation_step(self, batch: Any) -> None:
+        if self.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        super().validation_step(batch)
+
+
+class InTraining(pl.LightningModule):
+    """Stands still on rank 1, before its third step."""
+
+    def training_step(self, batch: Any) -> Tensor:
+        if self.global_rank == 1 and self.global_step == 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        loss: Tensor = super().training_step(batch)
+        return loss
+
+
+def stalled(rank: int, world_size: int, run: Any, *args: Any) -> str:
+    try:
+        run(rank, world_size, lgd.Launch(timeout=timedelta(seconds=PATIENCE_SECONDS)), *args)
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def check_stalled(run: Any, *args: Any) -> None:
+    """Let rank 1 of three stand still in a fit, and see whom the others name."""
+    with start_ranks(stalled, 3, run, *args) as ranks:
+        ranks.wait_for({0, 2})
+        os.kill(ranks.pids[1], signal.SIGKILL)
+        of_ranks = ranks.results(may_die={1})
+    for said in (of_ranks[0], of_ranks[2]):
+        assert f"ank 1 on {socket.gethostname()} did not answer. See what was said there." in said
+
+
+def graph_of_channel() -> lgd.Graph:
+    return lgd.communities(600, 4, num_features=12, seed=3)
+
+
+def in_evaluation(rank: int, world_size: int, launch: lgd.Launch) -> None:
+    options: dict[str, Any] = {"sampler": lgd.NeighborSampler([3, 3]), "batch_size": 16}
+    evaluation = lgd.Evaluation(batch_size=32)
+    data = lgd.PartitionedDataModule(
+        graph_of_channel(), partitioner=lgd.RandomPartitioner(), evaluation=evaluation, **options
+    )
+    trainer(world_size, lgd.LocalSGDStrategy(launch=launch), max_epochs=2).fit(InEvaluation(12, 4), data)
+
+
+@pytest.mark.slow
+def test_a_rank_that_stands_still_is_named() -> None:
+    check_stalled(in_evaluation)

@@ -3,7 +3,7 @@
 import pytest
 
 from lightning_gnn_dist import LinkDataModule, Loading, NeighborSampler, split_edges
-from tests.graph.test_value_check import NAN, spoilt
+from tests.graph.test_graph import NAN, spoilt
 
 
 def test_links_are_learned_from_no_such_values() -> None:

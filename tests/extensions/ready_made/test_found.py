@@ -19,18 +19,23 @@ from tests.data_fitting import trainer
 from tests.layers.models import MODELS, NUM_CLASSES, Ready, Sage, graph_of, uneven_data, whole_rows
 from tests.layers.test_lightning import (
     DATA,
+    OWN,
+    SLOW,
     TESTED,
     TIMES,
     VALIDATED,
     check,
+    check_fits,
+    check_models,
     data_module,
+    evaluate,
+    fits,
     in_batches,
     rows_of_test,
     watched,
     works_after_an_exception,
 )
-from tests.layers.test_ranks import OWN, SLOW, check_fits, check_models, evaluate, fits
-from tests.layers.test_ranks import check as check_ranks
+from tests.layers.test_lightning import check_cases as check_ranks
 from tests.ranks import run_ranks
 
 

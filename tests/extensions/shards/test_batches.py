@@ -55,7 +55,7 @@ from tests.graph.typed.graphs import EDGES
 from tests.loaders import over
 from tests.ranks import join, run_ranks, start_ranks
 from tests.sage import SAGE, Ending
-from tests.wire.test_channel import InTraining, check_stalled
+from tests.wire.test_hosts import InTraining, check_stalled
 
 FANOUTS = [4, 3]
 

@@ -14,12 +14,12 @@ from lightning_gnn_dist import Loading, NeighborSampler, Partition, PartitionedD
 from lightning_gnn_dist.extensions.shards.home import ShardHome
 from tests.callbacks.test_run_report import fit as fit_with_report
 from tests.callbacks.test_run_report import logged
-from tests.data.test_precision import stored_as
+from tests.data.test_datamodule import stored_as
 from tests.data.test_settings import GRAPH, check_copies, check_that_ranks_share_places
 from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE, plain_ddp
 from tests.graph.parted import in_order_of_parts, in_order_of_shards, typed_graph_of_widths, uneven_partition
-from tests.graph.test_value_check import spoilt
+from tests.graph.test_graph import spoilt
 from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import lightning_gnn_dist as lgd
 from tests.boundary.models import model, weighted_data
-from tests.boundary.test_halo_seeds import RANKS, SETTINGS, local_sgd, quick, seeds_by_hand, unequal
+from tests.boundary.test_auto import RANKS, SETTINGS, local_sgd, quick_fit, seeds_by_hand, unequal
 from tests.graph.parted import in_order_of_parts
 from tests.layers.models import graph_of
 from tests.ranks import run_ranks
@@ -25,7 +25,7 @@ def seen_on_shards(rank: int, world_size: int, folder: Path) -> list[tuple[Tenso
         return step(batch)
 
     module.training_step = watched
-    quick(local_sgd(), world_size=world_size).fit(module, data)
+    quick_fit(local_sgd(), world_size=world_size).fit(module, data)
     return seen
 
 

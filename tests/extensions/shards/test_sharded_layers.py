@@ -30,7 +30,7 @@ from tests.extensions.passes.test_prediction import Bipartite, Deep, at_most
 from tests.extensions.temporal.temporal_graphs import plain
 from tests.graph.parted import small_graph, some_partition
 from tests.layers.models import MODELS, graph_of, uneven_data
-from tests.layers.test_ranks import SLOW, check, evaluate
+from tests.layers.test_lightning import SLOW, check_cases, evaluate
 from tests.layers.test_sight import check_ranks, on_two_ranks, sparse_data
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.placing import placed
@@ -199,7 +199,7 @@ def test_rows_of_shards(world_size: int, tmp_path: Path) -> None:
     names = [name for name in MODELS if name != "GraphNorm" and (world_size > 2 or name not in SLOW)]
     cases = [(name, num_layers) for name in names for num_layers in depths]
     found = run_ranks(evaluate, world_size, str(tmp_path / "shards"), "shards", cases)
-    check(cases, found)
+    check_cases(cases, found)
     assert all(kinds == {"SeedBatch"} for _, _, kinds in found[0])
 
 

@@ -11,7 +11,7 @@ from tests.extensions.tables.fitting import Made, owned, state_of
 from tests.extensions.tables.test_table_gradients import Loader, OfData, Owned
 from tests.ranks import run_ranks
 from tests.strategies.fitting import differs, fit
-from tests.wire.test_channel import InTraining, check_stalled
+from tests.wire.test_hosts import InTraining, check_stalled
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:You defined a `validation_step`")]
 
