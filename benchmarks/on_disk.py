@@ -47,7 +47,7 @@ from lightning_gnn_dist import Fetch, Graph, Loading, NeighborSampler, Partition
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import typed_graph
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
-from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.typed.types import have_names
 
 CLASSES = 32
 SAMPLER, BULK = NeighborSampler([10, 5]), 2

@@ -28,7 +28,7 @@ from lightning_gnn_dist.engine.apart import take_apart
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
-from lightning_gnn_dist.graph.typed.names import have_names
+from lightning_gnn_dist.graph.typed.types import have_names
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 COUNTS = {"a": 400_000, "b": 300_000, "c": 200_000, "d": 100_000}

@@ -11,7 +11,7 @@ from torch_geometric.nn import SAGEConv
 from torchmetrics import MeanSquaredError
 
 from lightning_gnn_dist import Graph
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 
 RATES: EdgeType = ("user", "rates", "film")
 BACK: EdgeType = ("film", "rev_rates", "user")

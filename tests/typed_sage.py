@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.nn import HeteroConv, SAGEConv
 
 from lightning_gnn_dist import Graph, citations, coverage_mean
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 
 WIDTHS = {"paper": 32, "author": 16, "word": 8, "venue": 4}
 

@@ -17,8 +17,7 @@ from torch_geometric.data.view import ItemsView, ValuesView
 from lightning_gnn_dist.batches.pool import Pool, Widen, gather_rows
 from lightning_gnn_dist.engine.sample import EdgesOfType
 from lightning_gnn_dist.graph.convert import SUFFIX, scale_of
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
-from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, TypeNames
 from lightning_gnn_dist.sampling.block import Block, innermost, rebase
 
 PoolOf = Callable[[str], Pool | None]

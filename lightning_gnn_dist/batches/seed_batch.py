@@ -26,7 +26,7 @@ from lightning_gnn_dist.batches.batch import (
     ends_of,
 )
 from lightning_gnn_dist.batches.one_hop import RowsOfTypes
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.sampling.block import Block
 
 Apply = Callable[[Tensor], Tensor]

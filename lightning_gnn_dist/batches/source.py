@@ -37,7 +37,7 @@ from lightning_gnn_dist.engine.apart import in_types, places_of, take_apart
 from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.sample import SEED_TIME, Apart, BatchKey, Sample, of_one_type
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
+from lightning_gnn_dist.graph.typed.types import EdgeType, TypeNames
 from lightning_gnn_dist.names import offered
 from lightning_gnn_dist.sampling.base import OrdersSeeds, Sampler
 

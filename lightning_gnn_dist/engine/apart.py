@@ -26,7 +26,7 @@ from lightning_gnn_dist.engine.sample import (
 )
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.graph.typed.names import TypeNames
+from lightning_gnn_dist.graph.typed.types import TypeNames
 
 _U = np.uint64
 _NODES_AT_ONCE = 1024  # whose ids and types stay in the fastest cache

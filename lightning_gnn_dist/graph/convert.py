@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -21,10 +22,11 @@ from lightning_gnn_dist.checks import (
     is_integer,
     shown,
 )
-from lightning_gnn_dist.graph.typed.names import MAX_NAME, NAME
 
 log = logging.getLogger(__name__)
 
+MAX_NAME = 200  # bytes: an array is the name of a file, a type that of a folder
+NAME = re.compile(r"\w[^/\\\0\n]*")  # of an array or a type
 SUFFIX = "_scale"  # of the scales of an int8 array
 EDGE_IDS = "e_id"
 MASKS = ("train_mask", "val_mask", "test_mask")

@@ -28,8 +28,7 @@ from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.rows import check_csr, check_form, senders_outside
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build, induced
-from lightning_gnn_dist.graph.typed.names import EDGE, NODE
-from lightning_gnn_dist.graph.typed.types import UNTYPED_ONLY, GraphTypes
+from lightning_gnn_dist.graph.typed.types import EDGE, NODE, UNTYPED_ONLY, GraphTypes
 from lightning_gnn_dist.names import extension
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 
 MAX_NODES = 2**31 - 1  # a graph is made in RAM
 

@@ -16,7 +16,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary, Outside
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import TypeNames
+from lightning_gnn_dist.graph.typed.types import TypeNames
 from lightning_gnn_dist.homes.parts import OnePart
 from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings

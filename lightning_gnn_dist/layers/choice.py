@@ -26,7 +26,7 @@ from lightning_gnn_dist.checks import is_limit
 from lightning_gnn_dist.engine.sample import BatchKey, graph_is_damaged
 from lightning_gnn_dist.engine.subgraph_kernels import reach
 from lightning_gnn_dist.graph.graph import Graph, bytes_per_edge, numbers_per_node
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.layers.through_layers import BYTES_OF_AN_EDGE, COPIES
 from lightning_gnn_dist.sampling.base import Sampler
 

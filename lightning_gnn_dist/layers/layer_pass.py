@@ -26,7 +26,7 @@ from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph, with_arrays, with_arrays_of_types
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of, starts_of
-from lightning_gnn_dist.graph.typed.names import TypeNames
+from lightning_gnn_dist.graph.typed.types import TypeNames
 from lightning_gnn_dist.layers.choice import EDGES_OF_A_NODE, Neighbourhoods, widest_row
 from lightning_gnn_dist.layers.through_layers import (
     BYTES_OF_AN_EDGE,

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.graph.typed.names import EDGE
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MISSING, MOMENTS, NO_MOMENT, NUMBERS, UNSEEN
+from lightning_gnn_dist.graph.typed.types import EDGE
 from lightning_gnn_dist.prepare.arrays import SPLIT_WORDS, SPLITS, check_classes, check_purposes, purpose_of
 from lightning_gnn_dist.prepare.engine import COUNTS, WHOLE, Bad, Cells, Table, Work, literal, numpy_of, places_of
 from lightning_gnn_dist.prepare.plan import TablePlan

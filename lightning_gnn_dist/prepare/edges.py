@@ -15,7 +15,7 @@ import torch
 from lightning_gnn_dist.engine.compiling import compiled
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, append, save, write_header
-from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
+from lightning_gnn_dist.graph.typed.types import EdgeType, folder_of
 from lightning_gnn_dist.prepare.arrays import Progress, check_num_nodes
 from lightning_gnn_dist.prepare.journal import Journal
 from lightning_gnn_dist.prepare.nodes import Part

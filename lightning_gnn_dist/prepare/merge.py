@@ -14,8 +14,7 @@ from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.rows import row_slices
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, append, write_header
 from lightning_gnn_dist.graph.storage.store import map_npy, types_from
-from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
-from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
+from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, edge_type_dtype, folder_of, offsets_of
 from lightning_gnn_dist.prepare.arrays import Progress
 from lightning_gnn_dist.prepare.edges import EdgeSorting
 from lightning_gnn_dist.prepare.journal import map_arrays

@@ -18,7 +18,7 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.storage.store import check_unchanged
-from lightning_gnn_dist.graph.typed.names import EDGE, NODE, EdgeType, check_names, within
+from lightning_gnn_dist.graph.typed.types import EDGE, NODE, EdgeType, check_names, within
 from lightning_gnn_dist.prepare import reading
 from lightning_gnn_dist.prepare.arrays import (
     ALIASES,

@@ -36,7 +36,7 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import FULL, checksum_of
-from lightning_gnn_dist.graph.typed.names import EdgeType, within
+from lightning_gnn_dist.graph.typed.types import EdgeType, within
 from lightning_gnn_dist.graph.user_ids import keep_ids
 from lightning_gnn_dist.prepare.edges import EdgeSorting, MemoryTooSmall, OnProgress
 from lightning_gnn_dist.prepare.engine import duckdb_for, literal

@@ -20,8 +20,8 @@ import numpy as np
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.files import flush
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
-from lightning_gnn_dist.graph.typed.names import within
 from lightning_gnn_dist.graph.typed.tables import NEVER, TIME
+from lightning_gnn_dist.graph.typed.types import within
 from lightning_gnn_dist.prepare.arrays import EDGES, GrowingArrays, check_num_nodes, entries
 from lightning_gnn_dist.prepare.columns import LONG, Columns, columns_of, time_of
 from lightning_gnn_dist.prepare.engine import (

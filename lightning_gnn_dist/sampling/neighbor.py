@@ -21,7 +21,7 @@ from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import BatchKey, Sample, edge_types_of, sample_hops
 from lightning_gnn_dist.engine.weighted import Rule, Weight, weights_of
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
+from lightning_gnn_dist.graph.typed.types import EdgeType, TypeNames
 from lightning_gnn_dist.sampling.base import check_bulk, check_numbers
 
 _EXAMPLE = "NeighborSampler([15, 10])"

@@ -14,9 +14,9 @@ from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.extensions.databases.manifest import PLAIN, RELBENCH, AnswerSpec, Manifest, TaskSpec
 from lightning_gnn_dist.extensions.databases.questions import QUESTION, Questions, span_of
 from lightning_gnn_dist.graph.storage.npy import Column
-from lightning_gnn_dist.graph.typed.names import EdgeType, check_names
 from lightning_gnn_dist.graph.typed.tables import ANSWER, NEVER, TIME, Tables, TableTask, as_told
 from lightning_gnn_dist.graph.typed.tables import Feature as Place
+from lightning_gnn_dist.graph.typed.types import EdgeType, check_names
 from lightning_gnn_dist.prepare.arrays import Drop
 from lightning_gnn_dist.prepare.columns import LONG, Columns, Cut, Feature, Made
 from lightning_gnn_dist.prepare.engine import Table

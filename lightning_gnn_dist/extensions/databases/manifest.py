@@ -16,8 +16,8 @@ import numpy as np
 import yaml  # type: ignore[import-untyped]  # its stubs are another package
 
 from lightning_gnn_dist.checks import is_integer, shown
-from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import ASKED
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.prepare.arrays import SPLITS
 from lightning_gnn_dist.prepare.plan import BothEnds, TablePlan
 from lightning_gnn_dist.prepare.reading import columns_of, is_table, name_of

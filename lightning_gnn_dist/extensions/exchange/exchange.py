@@ -28,7 +28,7 @@ from lightning_gnn_dist.extensions.exchange.row_exchange import Route, RowExchan
 from lightning_gnn_dist.extensions.passes.part_batch import PartNodes, RunsLayers, against_running_layers, part_batch_of
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import edge_positions, starts_of
-from lightning_gnn_dist.graph.typed.names import TypeNames
+from lightning_gnn_dist.graph.typed.types import TypeNames
 from lightning_gnn_dist.graph.value_check import check_arrays, check_labels
 from lightning_gnn_dist.homes.access import GraphAccess, Owners
 from lightning_gnn_dist.homes.settings import BatchSettings

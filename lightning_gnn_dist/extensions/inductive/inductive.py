@@ -13,8 +13,7 @@ from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.checks import check_choice, check_instance, shown
 from lightning_gnn_dist.data.task import WholeNodes
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import TypeNames
-from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.typed.types import GraphTypes, TypeNames
 from lightning_gnn_dist.homes.access import check_typed, chosen_seed_type, folder_of, graph_of, with_seeds_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding

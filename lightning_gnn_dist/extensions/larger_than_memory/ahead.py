@@ -50,7 +50,7 @@ from lightning_gnn_dist.engine.sample import Apart, BatchKey, Sample, of_one_typ
 from lightning_gnn_dist.extensions.asking.turns import Inquiry, Steps, take_turn, together
 from lightning_gnn_dist.graph.rows import bytes_per_row
 from lightning_gnn_dist.graph.storage.mapped import DO_NOT_NEED, libc
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
+from lightning_gnn_dist.graph.typed.types import EdgeType, TypeNames
 from lightning_gnn_dist.homes.settings import Loading
 
 Arrays = dict[str, Tensor]

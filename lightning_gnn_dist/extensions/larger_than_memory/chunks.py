@@ -36,8 +36,7 @@ from lightning_gnn_dist.graph.rows import row_slices, starts_of
 from lightning_gnn_dist.graph.storage.files import check_entries, flush, open_file, read_json
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.graph.storage.store import as_numpy
-from lightning_gnn_dist.graph.typed.names import EdgeType, below_edges, below_nodes
-from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
+from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, below_edges, below_nodes, offsets_of
 from lightning_gnn_dist.homes.residency import Held, ReadChunks, Residency, bytes_held
 from lightning_gnn_dist.partition.base import Partition, check_request
 

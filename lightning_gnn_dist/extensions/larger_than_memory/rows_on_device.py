@@ -21,7 +21,7 @@ from lightning_gnn_dist.batches.source import Content, Taken, made_of
 from lightning_gnn_dist.engine.lending import sent
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 
 MAX_SLOT = 2**31 - 1
 Arrays = dict[str, Tensor]

@@ -38,7 +38,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import Lookup, degrees_of, row_pieces
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES
 from lightning_gnn_dist.graph.storage.store import holds_shards
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
+from lightning_gnn_dist.graph.typed.types import EdgeType, TypeNames
 from lightning_gnn_dist.graph.user_ids import Columns, Ids, ids_for, named
 from lightning_gnn_dist.homes.run import BUDGET_BYTES, type_of_model
 from lightning_gnn_dist.layers.choice import share_of

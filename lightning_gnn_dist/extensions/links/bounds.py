@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.graph.storage.files import check_entries
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
+from lightning_gnn_dist.graph.typed.types import EdgeType, TypeNames
 
 _WAY_OUT = "Copy it again."
 _PURPOSE = {"val": "validate", "test": "test"}  # of held edges

@@ -16,7 +16,7 @@ from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
 from lightning_gnn_dist.extensions.temporal.times import check_times
 from lightning_gnn_dist.graph.convert import EDGE_IDS
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
+from lightning_gnn_dist.graph.typed.types import EdgeType, TypeNames
 
 Reverse = EdgeType | Literal["auto"] | None
 _PREFIX = "rev_"  # as PyG's ToUndirected calls the reverse of an edge type

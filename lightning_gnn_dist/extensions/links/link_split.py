@@ -47,7 +47,7 @@ from lightning_gnn_dist.extensions.temporal.times import as_integers, time_order
 from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 
 SPLIT, FALSE_ENDS = range(2)  # what is drawn
 Places = dict[str, Tensor]  # by "val" and "test"

@@ -48,8 +48,8 @@ from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
 from lightning_gnn_dist.extensions.temporal.times import as_integers, times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph, with_arrays_of_types
 from lightning_gnn_dist.graph.memo import remembered
-from lightning_gnn_dist.graph.typed.names import EdgeType
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, ASKED, TIME, TableTask
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.graph.user_ids import Columns, Ids, ids_for, named
 from lightning_gnn_dist.graph.value_check import check_arrays
 from lightning_gnn_dist.homes.access import GraphAccess, graph_of

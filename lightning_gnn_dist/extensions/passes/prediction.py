@@ -36,7 +36,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.parquet_rows import TABLES, check_ids_of, check_no_file, check_rows_file
 from lightning_gnn_dist.graph.storage.row_file import rows_of
 from lightning_gnn_dist.graph.storage.store import holds_shards
-from lightning_gnn_dist.graph.typed.names import TypeNames
+from lightning_gnn_dist.graph.typed.types import TypeNames
 from lightning_gnn_dist.graph.user_ids import NodeColumns, columns_for
 from lightning_gnn_dist.homes.run import BUDGET_BYTES, type_of_model
 from lightning_gnn_dist.homes.settings import LEAST_BYTES

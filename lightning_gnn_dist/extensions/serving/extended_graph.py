@@ -48,8 +48,7 @@ from lightning_gnn_dist.extensions.temporal.times import (
 )
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.rows import Lookup, edge_positions, starts_of, take_rows
-from lightning_gnn_dist.graph.typed.names import EdgeType
-from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
+from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, edge_type_dtype, offsets_of
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 ServedSampler = NeighborSampler | TemporalSampler

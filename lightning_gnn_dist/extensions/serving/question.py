@@ -22,7 +22,7 @@ from lightning_gnn_dist.batches.batch import LABELS
 from lightning_gnn_dist.checks import Count, Positive, check_fields, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import degrees_of
-from lightning_gnn_dist.graph.typed.names import EdgeType, folder_of
+from lightning_gnn_dist.graph.typed.types import EdgeType, folder_of
 from lightning_gnn_dist.graph.user_ids import Ids, known_ids
 
 

@@ -27,8 +27,7 @@ from lightning_gnn_dist.extensions.shards.questions import EDGES, whole_rows
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, ShardedSource, check_sampler
 from lightning_gnn_dist.graph.graph import Graph, typed_graph, with_arrays
 from lightning_gnn_dist.graph.rows import Lookup, starts_of
-from lightning_gnn_dist.graph.typed.names import EdgeType
-from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
+from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, offsets_of
 from lightning_gnn_dist.homes.access import GraphAccess, Owners, Shown, check_typed
 from lightning_gnn_dist.homes.parts import OnePart, PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.homes.run import RunContext

@@ -31,8 +31,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage.files import check_entries, read_json, write_whole
 from lightning_gnn_dist.graph.storage.saved import open_graph
 from lightning_gnn_dist.graph.storage.store import SHARDS, shard_name
-from lightning_gnn_dist.graph.typed.names import EDGE, NODE, EdgeType, TypeNames, check_names
-from lightning_gnn_dist.graph.typed.types import GraphTypes, offsets_of
+from lightning_gnn_dist.graph.typed.types import EDGE, NODE, EdgeType, GraphTypes, TypeNames, check_names, offsets_of
 
 FORMAT = "lightning_gnn_dist shares"
 _WAY_OUT = "Copy it again."

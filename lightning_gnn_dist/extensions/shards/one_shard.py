@@ -26,8 +26,7 @@ from lightning_gnn_dist.extensions.shards.index import Bounds, TypedBounds, seed
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
-from lightning_gnn_dist.graph.typed.names import EDGE, EdgeType
-from lightning_gnn_dist.graph.typed.types import GraphTypes
+from lightning_gnn_dist.graph.typed.types import EDGE, EdgeType, GraphTypes
 from lightning_gnn_dist.prepare.arrays import GrowingArrays, Progress, RowFiles
 from lightning_gnn_dist.prepare.edges import EdgeSorting, OnProgress, edges_at_once, words_of
 from lightning_gnn_dist.prepare.nodes import NodesOfType, Part

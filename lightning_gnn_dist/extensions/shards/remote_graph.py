@@ -60,7 +60,7 @@ from lightning_gnn_dist.extensions.temporal.row_draws import Drawn, GrowingBatch
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, check_comparable
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder, TimeSource, node_times, ordered, sources_of
 from lightning_gnn_dist.graph.rows import bytes_per_row, starts_of, take_rows
-from lightning_gnn_dist.graph.typed.names import TypeNames
+from lightning_gnn_dist.graph.typed.types import TypeNames
 from lightning_gnn_dist.homes.settings import Loading
 from lightning_gnn_dist.sampling.base import Sampler, check_seeds
 from lightning_gnn_dist.sampling.layer_wise import LadiesSampler

@@ -37,8 +37,8 @@ from lightning_gnn_dist.extensions.temporal.times import (
     words_of_types,
 )
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.typed.names import EdgeType, TypeNames
 from lightning_gnn_dist.graph.typed.tables import ASKED, NEVER, as_told
+from lightning_gnn_dist.graph.typed.types import EdgeType, TypeNames
 from lightning_gnn_dist.sampling.base import Sampler, check_bulk
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.collectives import all_gather_rows

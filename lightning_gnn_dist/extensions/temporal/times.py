@@ -20,7 +20,7 @@ from lightning_gnn_dist.graph.convert import check_time, index_dtype, without_ti
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import row_slices
-from lightning_gnn_dist.graph.typed.names import folder_of, within
+from lightning_gnn_dist.graph.typed.types import folder_of, within
 
 BEFORE_ALL = -(2**63)  # before every time
 _TURNED = 2**63 - 1

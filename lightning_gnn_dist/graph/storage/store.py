@@ -34,7 +34,7 @@ from lightning_gnn_dist.graph.storage.files import (
     unused_name,
 )
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save_for_good
-from lightning_gnn_dist.graph.typed.names import below_edges, below_nodes
+from lightning_gnn_dist.graph.typed.types import below_edges, below_nodes
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.graph.typed.tables import Tables

@@ -13,8 +13,7 @@ from lightning_gnn_dist.checks import check_word, shown
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.convert import index_dtype
 from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, Lookup, induced_rows, starts_of, take_rows
-from lightning_gnn_dist.graph.typed.names import EdgeType, within
-from lightning_gnn_dist.graph.typed.types import GraphTypes, edge_type_dtype, offsets_of
+from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, edge_type_dtype, offsets_of, within
 
 
 class NodeTable(NamedTuple):

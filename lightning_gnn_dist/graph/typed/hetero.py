@@ -13,7 +13,7 @@ from lightning_gnn_dist.checks import check_at_least, check_plain, check_tensor,
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
-from lightning_gnn_dist.graph.typed.names import EDGE, NODE, EdgeType, check_names, within
+from lightning_gnn_dist.graph.typed.types import EDGE, NODE, EdgeType, check_names, within
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data, HeteroData

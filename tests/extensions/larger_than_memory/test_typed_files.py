@@ -27,7 +27,7 @@ from lightning_gnn_dist import (
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, FileSource
 from lightning_gnn_dist.graph.convert import quantize_rows
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.batch_contents import check_same, contents
 from tests.data_fitting import trainer

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from tests.edge_model import RATES, rated, typed_ratings
 
 ALL = lgd.NeighborSampler([-1, -1])

@@ -21,7 +21,7 @@ from lightning_gnn_dist import (
     TemporalSampler,
     split_edges,
 )
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from tests.placing import batches_of
 
 SENT: EdgeType = ("user", "sent", "item")

@@ -23,7 +23,7 @@ from lightning_gnn_dist import (
     communities,
     split_edges,
 )
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from tests.data_fitting import SOME_STRATEGIES, fit_and_test, trainer
 from tests.edge_model import BACK, KNOWS, RATES, USERS, Rater, flat, rated
 from tests.every_strategy import PATIENCE

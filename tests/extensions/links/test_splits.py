@@ -18,7 +18,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     split_edges,
 )
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from tests.edge_model import BACK, NODES, RATES, Rater, rated, typed_ratings
 from tests.extensions.links.ratings import KINDS, data_of, graph_of, held_of, labelled, split_of, store_of
 from tests.graph.typed.graphs import small

@@ -22,7 +22,7 @@ from lightning_gnn_dist import (
     WholePartSampler,
     split_edges,
 )
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from tests.extensions.links.typed_sage import LinkHetero, targets_of
 from tests.pages import blocks
 from tests.placing import batches_of, most_seeds, placed, seeds_and_source

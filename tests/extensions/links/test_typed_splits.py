@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from tests.graph.typed.graphs import data_with
 
 WRITES: EdgeType = ("author", "writes", "paper")

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch_geometric.nn import HeteroConv, SAGEConv
 
 from lightning_gnn_dist import LinkRanking
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from tests.typed_sage import WIDTHS
 
 

@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 
 from lightning_gnn_dist import Fetch, Graph, LinkDataModule, LinkSplit, Partition, communities, split_edges
 from lightning_gnn_dist.extensions.links.task import WholeEdges
-from lightning_gnn_dist.graph.typed.names import EdgeType
+from lightning_gnn_dist.graph.typed.types import EdgeType
 from tests.batch_contents import contents
 from tests.extensions.links.test_events import SENT, events
 from tests.extensions.links.test_typed_links import WRITES
