@@ -4,7 +4,8 @@ import copy
 import gc
 import io
 import pickle
-import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,6 @@ from torch_geometric.nn import GraphSAGE
 from torch_geometric.utils import trim_to_layer
 
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler
-from lightning_gnn_dist.batches import pool as of_pool
 from lightning_gnn_dist.batches import pool as pools
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.batches.one_hop import one_hop, seen_by_layers
@@ -46,85 +46,59 @@ def batch() -> SampledData:
 @pytest.fixture
 def plain() -> Data:
     """The same batch as an ordinary Data."""
-    data = Data()
-    for name, value in make_batch().to_dict().items():
-        data[name] = value
-    return data
+    return Data().update(make_batch().to_dict())
 
 
 def is_pending(batch: SampledData) -> bool:
     return bool(batch._store.is_pending)
 
 
-def test_edge_arrays_stand_in_the_order_of_edge_index(batch):
-    receivers = torch.arange(200).repeat_interleave(GRAPH.degrees())
-    known = torch.cat([torch.stack([GRAPH.indices, receivers], 1), GRAPH.edge_arrays["edge_attr"]], 1)
-    found = torch.cat([batch.n_id[batch.edge_index].t(), batch.edge_attr], 1)
-    assert set(map(tuple, found.tolist())) <= set(map(tuple, known.tolist()))
+def arrays_of(transform: Callable[[Any], Any]) -> Callable[[Any], dict[str, Any]]:
+    """A use of a batch that looks at what a transform makes of it."""
+    return lambda batch: dict(sorted(transform(batch).to_dict().items()))
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        lambda batch: batch.edge_index,
-        lambda batch: batch["edge_index"],
-        lambda batch: batch.get("edge_index"),
-        lambda batch: batch.to_dict()["edge_index"],
-        lambda batch: copy.copy(batch).edge_index,
-        lambda batch: copy.deepcopy(batch).edge_index,
-        lambda batch: pickle.loads(pickle.dumps(batch)).edge_index,
-        lambda batch: batch.to("cpu").edge_index,
-        lambda batch: Data.from_dict(batch.to_dict()).edge_index,
-        lambda batch: Batch.from_data_list([batch]).edge_index,
-    ],
-)
-def test_every_way_of_reading_sees_the_edges(batch, plain, read):
+READS: dict[str, Callable[[Any], Any]] = {
+    "attribute": lambda batch: batch.edge_index,
+    "item": lambda batch: batch["edge_index"],
+    "get": lambda batch: batch.get("edge_index"),
+    "dictionary": lambda batch: batch.to_dict()["edge_index"],
+    "copy": lambda batch: copy.copy(batch).edge_index,
+    "deep copy": lambda batch: copy.deepcopy(batch).edge_index,
+    "pickle": lambda batch: pickle.loads(pickle.dumps(batch)).edge_index,
+    "to": lambda batch: batch.to("cpu").edge_index,
+    "Data": lambda batch: Data.from_dict(batch.to_dict()).edge_index,
+    "Batch": lambda batch: Batch.from_data_list([batch, batch]).edge_index,
+    "text": lambda batch: repr(batch).replace("SampledData", "Data").replace("SeedBatch", "Data"),
+    "subgraph": arrays_of(lambda batch: batch.subgraph(torch.arange(10))),
+    "sort": arrays_of(lambda batch: batch.sort(sort_by_row=True)),
+}
+TRANSFORMS = [T.ToUndirected(), T.AddSelfLoops(), T.RemoveIsolatedNodes(), T.GCNNorm()]
+READS |= {str(transform): arrays_of(transform) for transform in [*TRANSFORMS, T.AddRandomWalkPE(2, attr_name=None)]}
+LOOKS: dict[str, Callable[[Any], Any]] = {
+    "edges": lambda batch: batch.num_edges,
+    "nodes": lambda batch: batch.num_nodes,
+    "has": lambda batch: "edge_index" in batch,
+    "moved": lambda batch: batch.to("cpu").num_nodes,
+    "kind": lambda batch: batch.is_node_attr("x"),
+    "keys": lambda batch: (sorted(batch.keys()), len(batch), sorted(copy.copy(batch).keys())),
+    "pickle": lambda batch: len(pickle.dumps(batch)) > 0,
+}
+
+
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+def test_every_way_of_reading_sees_the_edges(batch, made, plain, read):
     assert is_pending(batch)
-    assert read(batch).equal(plain.edge_index)
-    assert batch.edge_index is not None  # built, if it was not
-    assert read(batch).equal(plain.edge_index)
+    for looked_at in (batch, made.batch):
+        assert is_same(read(looked_at), read(plain))
+        assert looked_at.edge_index is not None  # built, if it was not
+        assert is_same(read(looked_at), read(plain))
 
 
-@pytest.mark.parametrize(
-    "look",
-    [
-        lambda batch: batch.num_edges,
-        lambda batch: batch.num_nodes,
-        lambda batch: "edge_index" in batch,
-        lambda batch: batch.to("cpu").num_nodes,
-        lambda batch: batch.is_node_attr("x"),
-        lambda batch: sorted(batch.keys()),
-        lambda batch: len(batch),
-        lambda batch: sorted(copy.copy(batch).keys()),
-        lambda batch: len(pickle.dumps(batch)) > 0,
-    ],
-)
+@pytest.mark.parametrize("look", LOOKS.values(), ids=LOOKS)
 def test_what_needs_no_edges_builds_none(batch, plain, look):
-    left, right = look(batch), look(plain)
-    assert left == right
+    assert look(batch) == look(plain)
     assert is_pending(batch)
-
-
-@pytest.mark.parametrize(
-    "transform",
-    [
-        T.ToUndirected(),
-        T.AddSelfLoops(),
-        T.RemoveIsolatedNodes(),
-        T.GCNNorm(),
-        T.AddRandomWalkPE(2, attr_name=None),
-        lambda data: data.subgraph(torch.arange(10)),
-        lambda data: data.sort(sort_by_row=True),
-        lambda data: Batch.from_data_list([data, data]),
-    ],
-    ids=lambda transform: type(transform).__name__,
-)
-def test_transforms_see_the_edges(batch, plain, transform):
-    left, right = transform(batch), transform(plain)
-    assert set(left.keys()) == set(right.keys())
-    for name in ("x", "edge_index", "edge_attr", "edge_weight"):
-        if name in right:
-            assert left[name].equal(right[name]), name
 
 
 def test_blocks_go_when_the_edges_are_replaced(batch):
@@ -159,27 +133,15 @@ def test_a_copy_is_independent_of_its_original(batch):
     assert "edge_index" not in twin
 
 
-def test_moving_a_batch_moves_its_blocks_and_keeps_the_promise(batch):
-    edges = batch.num_edges
-    blocks = batch.blocks
+def test_a_batch_that_is_moved_or_pickled_keeps_its_blocks_and_the_promise(batch):
+    twin, edges, blocks = pickle.loads(pickle.dumps(batch)), batch.num_edges, batch.blocks
+    assert is_pending(twin) and is_same(edges_of(twin), edges_of(batch))
+    assert twin.blocks[1].indices.data_ptr() == twin.blocks[0].indices.data_ptr()
     assert batch.to("cpu").blocks[0] is blocks[0]
     moved = batch.to("meta")
     assert is_pending(moved)
     assert {block.indices.device.type for block in moved.blocks} == {"meta"}
-    assert moved.edge_index.shape == (2, edges)
-    assert moved.edge_index.device.type == "meta"
-
-
-def test_a_pickle_keeps_the_blocks(batch):
-    twin = pickle.loads(pickle.dumps(batch))
-    assert is_pending(twin)
-    assert [block.num_dst for block in twin.blocks] == [block.num_dst for block in batch.blocks]
-    assert twin.blocks[1].edge_index.equal(batch.blocks[1].edge_index)
-    assert twin.blocks[1].indices.data_ptr() == twin.blocks[0].indices.data_ptr()
-
-
-def test_it_prints_like_a_data(batch, plain):
-    assert repr(batch) == f"Sampled{plain!r}"
+    assert moved.edge_index.is_meta and moved.edge_index.shape == (2, edges)
 
 
 @pytest.mark.parametrize("sampler", [NeighborSampler([4, 3, 2]), WholePartSampler(2), WholePartSampler(3)], ids=repr)
@@ -190,9 +152,8 @@ def test_trim_to_layer_leaves_the_blocks(sampler):
         x, edge_index, edge_attr = trim_to_layer(
             layer, batch.num_sampled_nodes, batch.num_sampled_edges, x, edge_index, edge_attr
         )
-        count = (
-            block.num_edges if layer == 0 else edge_index.size(1)
-        )  # untrimmed there may be edges that no layer needs
+        # Untrimmed there may be edges that no layer needs.
+        count = block.num_edges if layer == 0 else edge_index.size(1)
         assert edge_index[:, :count].equal(block.edge_index)
         assert x.equal(batch.x[: block.num_src])
         assert edge_attr[:count].equal(batch.edge_attr[: block.num_edges])
@@ -212,17 +173,14 @@ NUM_SEEDS = len(SEEDS)
 NAMES = [*GRAPH.node_arrays, "n_id", *GRAPH.edge_arrays]
 
 
-def around(*how: Any) -> Any:
-    return SeedsOnly.around(Neighbourhood({None: NUM_SEEDS}, *how), {None: NAMES}, None, {})
-
-
 class Made:
     """A batch of promises, and whether its neighbourhood was sampled."""
 
     def __init__(self) -> None:
         self.samples, self.model = 0, object()
         self.rows = torch.randn(NUM_SEEDS, 3)
-        self.batch = around(self.make, self.seed_rows, self.rows_of)
+        neighbourhood = Neighbourhood({None: NUM_SEEDS}, self.make, self.seed_rows, self.rows_of)
+        self.batch: Any = SeedsOnly.around(neighbourhood, {None: NAMES}, None, {})
 
     def make(self) -> SampledData:
         self.samples += 1
@@ -262,14 +220,12 @@ USES = {
     "slices": lambda batch: (batch.x[NUM_SEEDS:], batch.x[: NUM_SEEDS + 1], batch.x[:-1], batch.y[::2], batch.x[:2, 1]),
     "numpy": lambda batch: (batch.x.numpy(), np.asarray(batch.y), np.add(batch.y.numpy(), 1)),
     "list": lambda batch: (batch.y.tolist(), [int(y) for y in batch.y], float(batch.x.sum())),
-    "format": lambda batch: repr(batch).replace("SeedBatch", "SampledData"),
     "functions": lambda batch: (torch.cat([batch.x, batch.x]), torch.stack([batch.y]), torch.equal(batch.x, batch.x)),
     "operator": lambda batch: torch.ops.aten.mul(batch.x, 2),
     "script": lambda batch: torch.jit.script(_twice)(batch.x),
     "instance": lambda batch: (isinstance(batch.x, Tensor), torch.is_tensor(batch.x), isinstance(batch, SampledData)),
     "copy": lambda batch: (copy.copy(batch.x), copy.deepcopy(batch.y), batch.x.clone()),
-    "pickle": lambda batch: pickle.loads(pickle.dumps(batch.x)),
-    "pickles": lambda batch: (pickle.loads(pickle.dumps(batch)), saved(batch)),
+    "pickles": lambda batch: (*map(pickle.loads, map(pickle.dumps, (batch.x, batch))), saved(batch)),
     "blocks of copies": lambda batch: [edges_of(copied) for copied in copies_of(batch)],
     "items": lambda batch: [value + 0 if isinstance(value, Tensor) else value for _, value in batch],
     "names": lambda batch: (batch.to_dict().keys(), list(dict(batch)), batch.to_namedtuple()._fields),
@@ -279,11 +235,6 @@ USES = {
     "blocks": lambda batch: (batch.has_blocks, edges_of(batch), len(batch.blocks)),
     "one hop": lambda batch: one_hop(batch.read() if isinstance(batch, SeedsOnly) else batch, seen_by_layers(batch)[1]),
     "doubled": lambda batch: batch.apply(doubled),
-    "transform": lambda batch: T.AddSelfLoops()(batch).edge_index,
-    "pyg batch": lambda batch: Batch.from_data_list([batch]).x,
-    "trim": lambda batch: trim_to_layer(
-        1, batch.num_sampled_nodes, batch.num_sampled_edges, batch.x, batch.edge_index, batch.edge_attr
-    ),
     "set": lambda batch: (setattr(batch, "z", batch.x), batch.z + 0)[1],
     "gradients": lambda batch: torch.autograd.grad((batch.x.requires_grad_() ** 2).sum(), batch.x)[0],
 }
@@ -334,8 +285,7 @@ def test_seeds_are_had_without_sampling(made, use):
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
 def test_every_other_use_sees_the_whole_batch(made, use):
-    found, known = use(made.batch), use(make_batch())
-    assert is_same(found, known)
+    assert is_same(use(made.batch), use(make_batch()))
     assert is_same(use(made.batch), use(made.batch))  # read before
     assert "SeedBatch" not in type(copy.deepcopy(made.batch)).__name__
 
@@ -417,8 +367,9 @@ TYPES = ["float32", "float64", "float16", "bfloat16", "int64", "uint8", "bool", 
 def test_rows_of_any_type_are_copied(pool, name):
     dtype = getattr(torch, name)
     for shape in ((10,), (10, 1), (10, 7), (10, 64), (10, 3, 5), (10, 1433), (10, 0)):
-        array = (torch.randn(shape) * 100).to(torch.int64).to(dtype)
-        for rows in (ROWS, ROWS[:0]):
+        whole = (torch.randn(shape) * 100).to(torch.int64).to(dtype)
+        with_gaps = whole.repeat_interleave(2, 0)[::2]
+        for array, rows in ((whole, ROWS), (whole, ROWS[:0]), (with_gaps, ROWS)):
             out = gather_rows(array, rows, pool)
             assert out.dtype == dtype
             assert out.equal(array[rows])
@@ -426,8 +377,11 @@ def test_rows_of_any_type_are_copied(pool, name):
 
 
 @pytest.mark.parametrize("width", [1, 2, 128, 1433])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_every_half_is_widened_as_torch_does_it(pool, dtype, width):
+@pytest.mark.parametrize(
+    ("dtype", "helps"), [(torch.float16, True), (torch.float16, False), (torch.bfloat16, True)], ids=str
+)
+def test_every_half_is_widened_as_torch_does_it(pool, dtype, helps, width, monkeypatch):
+    monkeypatch.setattr(pools, "WIDENS_HALVES", pools.WIDENS_HALVES and helps)  # the processor
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
     array = every.repeat(-(-10 * width // every.numel()) + 1)
     array = array[: array.numel() // width * width].view(-1, width)
@@ -435,18 +389,9 @@ def test_every_half_is_widened_as_torch_does_it(pool, dtype, width):
     out, expected = gather_rows(array, rows, pool, widen=True), array[rows].float()
     assert out.dtype == torch.float32
     assert out.isnan().equal(expected.isnan())
-    assert out.nan_to_num(0.5).equal(expected.nan_to_num(0.5))
-    assert out.nan_to_num(0.5).signbit().equal(expected.nan_to_num(0.5).signbit())  # a NaN may have any sign
-    assert gather_rows(array, rows[:2], widen=True).nan_to_num(0.5).equal(expected[:2].nan_to_num(0.5))
-    del out
-    assert pool.num_free == 1
-
-
-def test_every_half_is_widened_without_the_processors_help(monkeypatch):
-    monkeypatch.setattr(of_pool, "WIDENS_HALVES", False)
-    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16).view(-1, 64)
-    out, expected = gather_rows(every, torch.arange(len(every)), widen=True), every.float()
-    assert out.nan_to_num(0.5).equal(expected.nan_to_num(0.5)) and out.isnan().equal(expected.isnan())
+    out, expected = out.nan_to_num(0.5), expected.nan_to_num(0.5)  # a NaN may have any sign
+    assert out.equal(expected) and out.signbit().equal(expected.signbit())
+    assert gather_rows(array, rows[:2], widen=True).nan_to_num(0.5).equal(expected[:2])
 
 
 @pytest.mark.parametrize("shape", [(10, 7), (10, 3, 5), (10, 1433)])
@@ -461,21 +406,14 @@ def test_scaled_integers_are_multiplied(pool, shape, form):
 
 
 def test_without_being_asked_nothing_is_widened():
-    assert gather_rows(torch.ones(4, 3, dtype=torch.float16), ROWS[1:3] * 0).dtype == torch.float16
-    assert gather_rows(torch.ones(4, 3, dtype=torch.float64), ROWS[1:3] * 0, widen=True).dtype == torch.float64
-    assert gather_rows(torch.ones(4, 3, dtype=torch.int8), ROWS[1:3] * 0, widen=True).dtype == torch.int8
-
-
-def test_arrays_with_gaps_are_copied(pool):
-    array = torch.randn(10, 8)[:, ::2]
-    assert gather_rows(array, ROWS, pool).equal(array[ROWS])
+    for dtype, widen in ((torch.float16, False), (torch.float64, True), (torch.int8, True)):
+        assert gather_rows(torch.ones(10, 3, dtype=dtype), ROWS, widen=widen).dtype == dtype
 
 
 def test_a_buffer_is_used_again_when_nobody_holds_it(pool):
     out = gather_rows(torch.randn(10, 8), ROWS, pool)
     address = out.data_ptr()
-    assert address % 64 == 0
-    assert pool.num_free == 0
+    assert address % 64 == 0 and pool.num_free == 0
     del out
     assert pool.num_free == 1
     assert gather_rows(torch.randn(10, 8), ROWS, pool).data_ptr() == address
@@ -515,20 +453,15 @@ def test_a_pool_may_go_before_its_buffers():
 
 def test_threads_share_a_pool(pool):
     array = torch.arange(100.0).repeat(16, 1).t().contiguous()
-    wrong = []
 
-    def work(seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    def is_right(seed: int) -> bool:
+        generator, found = torch.Generator().manual_seed(seed), []
         for _ in range(200):
             rows = torch.randint(100, (50,), generator=generator)
             first, second = gather_rows(array, rows, pool), gather_rows(array, rows.flip(0), pool)
-            if not (first.equal(array[rows]) and second.equal(array[rows.flip(0)])):
-                wrong.append(seed)
+            found.append(first.equal(array[rows]) and second.equal(array[rows.flip(0)]))
+        return all(found)
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(is_right, range(4)))
     assert pool.num_free == 2

@@ -8,7 +8,6 @@ import statistics
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -70,38 +69,27 @@ def test_batches_depend_on_no_setting_of_speed(bulk_size, num_threads):
     assert all(itertools.starmap(same, zip(plain.stream(3), itertools.islice(tuned.stream(3), 9), strict=False)))
 
 
-def in_a_fork(function: Callable[[], object]) -> object:
-    context = multiprocessing.get_context("fork")
-    here, there = context.Pipe()
-    process = context.Process(target=lambda: there.send(function()))
-    process.start()
-    try:
-        assert here.poll(240)
-        return here.recv()
-    finally:
-        process.kill()
-        process.join()
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_it_works_in_a_forked_process():
-    one = loader()
+def test_it_works_in_a_forked_process_where_an_open_iterator_does_not_go_on():
+    one, context = loader(bulk_size=1), multiprocessing.get_context("fork")
     expected = seeds_of(list(one))
     one.set_epoch(0)
-    assert in_a_fork(lambda: (seeds_of(list(one)), len(threads()))) == (expected, 0)
-
-
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork:DeprecationWarning")
-def test_an_open_iterator_does_not_go_on_in_a_forked_process():
     iterator = iter(loader(bulk_size=1))
     next(iterator)
 
-    def go_on() -> str:
+    def go_on() -> None:
         with pytest.raises(RuntimeError) as caught:
             next(iterator)
-        return str(caught.value)
+        there.send((str(caught.value), seeds_of(list(one)), len(threads())))
 
-    assert in_a_fork(go_on) == FORKED
+    here, there = context.Pipe()
+    process = context.Process(target=go_on)
+    process.start()
+    try:
+        assert here.poll(240) and here.recv() == (FORKED, expected, 0)
+    finally:
+        process.kill()
+        process.join()
     assert len(list(iterator)) == 4
 
 
@@ -214,16 +202,17 @@ def close_iterator(one):
     stream.close()
 
 
-def close_loader(one):
-    stream, iterator = one.stream(0), iter(one)
-    next(stream)
-    next(iterator)
-    one.close()
-    one.close()
+def check_closed(iterator):
     with pytest.raises(RuntimeError, match="closed while it was iterated over"):
         list(iterator)
-    with pytest.raises(RuntimeError, match="closed while it was iterated over"):
-        list(stream)
+
+
+def close_loader(one):
+    stream, iterator = one.stream(0), iter(one)
+    next(stream), next(iterator)
+    one.close()
+    one.close()
+    check_closed(iterator), check_closed(stream)
 
 
 def close_from_another_thread(one):
@@ -231,8 +220,7 @@ def close_from_another_thread(one):
     slow = loader(10_000, sampler=sampler, bulk_size=1)
     closer = threading.Thread(target=lambda: wait_until(lambda: sampler.asked) and slow.close())
     closer.start()
-    with pytest.raises(RuntimeError, match="closed while it was iterated over"):
-        list(slow)
+    check_closed(slow)
     closer.join()
 
 
@@ -241,15 +229,13 @@ def close_within_a_bulk(one):
     batches = iter(stream)
     next(batches)
     stream.close()
-    with pytest.raises(RuntimeError, match="closed while it was iterated over"):
-        next(batches)
+    check_closed(batches)
 
 
-@pytest.mark.parametrize(
-    "leave",
-    [drop, fail, close_iterator, close_loader, close_from_another_thread, close_within_a_bulk],
-    ids=lambda f: f.__name__,
-)
+WAYS = [drop, fail, close_iterator, close_loader, close_from_another_thread, close_within_a_bulk]
+
+
+@pytest.mark.parametrize("leave", WAYS, ids=lambda way: way.__name__)
 def test_no_thread_outlives_its_iterator(leave):
     before = set(threading.enumerate())
     one = loader(sampler=Recorder(seconds=0.01), num_threads=2)
@@ -297,7 +283,7 @@ def whole() -> GlobalBatches:
 
 
 def seeds(whole: GlobalBatches, *place: int, stop: int = 3) -> list[list[int]]:
-    return [batch.n_id[: batch.batch_size].tolist() for batch in whole.of_round(*place, start=0, stop=stop)]
+    return seeds_of(list(whole.of_round(*place, start=0, stop=stop)))
 
 
 def test_the_slices_of_all_ranks_are_the_batch(whole: GlobalBatches) -> None:
@@ -360,20 +346,15 @@ def owned(sizes: list[int], rank: int, batch_size: int = 16) -> GlobalBatches:
 
 @pytest.mark.parametrize("sizes", [[60], [30, 30], [43, 0, 2, 15]])
 def test_own_seeds_are_dealt_once_a_pass_and_evenly(sizes: list[int]) -> None:
-    assert len(GRAPH.split("train")) == sum(sizes) == 60
+    ranks, train = range(len(sizes)), GRAPH.split("train").tolist()
+    assert {owned(sizes, rank).num_batches for rank in ranks} == {3} and len(train) == sum(sizes)
+    orders = []
     for round_idx in (0, 3):
-        of_ranks = [
-            list(owned(sizes, rank).of_round(round_idx, rank, len(sizes), stop=6)) for rank in range(len(sizes))
-        ]
-        assert {owned(sizes, rank).num_batches for rank in range(len(sizes))} == {3}
-        for first in (0, 3):  # two passes
-            seen = []
+        of_ranks = [seeds(owned(sizes, rank), round_idx, rank, len(sizes), stop=6) for rank in ranks]
+        for one_pass in (slice(3), slice(3, 6)):
             for size, batches in zip(sizes, of_ranks, strict=True):
-                counts = [batch.batch_size for batch in batches[first : first + 3]]
+                counts = list(map(len, batches[one_pass]))
                 assert sum(counts) == size and max(counts) - min(counts) <= 1
-                seen += [node for nodes in seeds_of(batches[first : first + 3]) for node in nodes]
-            assert sorted(seen) == GRAPH.split("train").tolist()
-    orders = [
-        [b.n_id[: b.batch_size].tolist() for b in owned(sizes, 0).of_round(r, 0, len(sizes), stop=3)] for r in (0, 1)
-    ]
+            assert sorted(itertools.chain(*(batch for own in of_ranks for batch in own[one_pass]))) == train
+        orders.append(of_ranks[0])
     assert orders[0] != orders[1]

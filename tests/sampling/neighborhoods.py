@@ -14,13 +14,6 @@ def one(graph: Graph, seeds: list[int], *num_neighbors: int, place: BatchKey = P
     return NeighborSampler(num_neighbors).sample_bulk(graph, [torch.tensor(seeds, dtype=torch.int64)], [place])[0]
 
 
-def edges_of(sample: Sample) -> torch.Tensor:
-    """The sampled edges as ids of the graph, senders first, sorted."""
-    rows = torch.arange(sample.indptr.numel() - 1).repeat_interleave(sample.indptr.diff())
-    edge_index = torch.stack([sample.nodes[sample.indices.long()], sample.nodes[rows]])
-    return edge_index[:, (edge_index[0] * 10**6 + edge_index[1]).argsort()]
-
-
 def edge_index_of(graph: Graph) -> torch.Tensor:
     rows = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
     return torch.stack([graph.indices.long(), rows])

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 
@@ -13,13 +12,11 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.pool import gather_rows
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine import sample as sample_module
-from lightning_gnn_dist.engine.sample import BatchKey, Sample
+from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.sampling.base import Sampler
-from lightning_gnn_dist.sampling.layer_wise import LayerSampler
-from tests.sage import SAGE
 from tests.samplers import SAMPLERS, graph_for_all, of_extensions
-from tests.sampling.neighborhoods import CHANGES, assert_same, damaged, edge_index_of, edges_of
+from tests.sampling.neighborhoods import CHANGES, assert_same, damaged, edge_index_of
 from tests.sampling.reference import random_graph
 
 SEEDS = [torch.randperm(400, generator=torch.Generator().manual_seed(i))[: 9 + i] for i in range(6)]
@@ -52,8 +49,7 @@ def test_a_batch_depends_on_its_key_alone(sampler: Sampler, graph: lgd.Graph) ->
 
 @of_all
 def test_a_batch_is_a_piece_of_the_graph_with_its_seeds_first(sampler: Sampler, graph: lgd.Graph) -> None:
-    rows = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
-    edges = set(zip(graph.indices.tolist(), rows.tolist(), strict=True))
+    edges = set(zip(*edge_index_of(graph).tolist(), strict=True))
     for seeds, sample in zip(SEEDS, sampler.sample_bulk(graph, SEEDS, KEYS), strict=True):
         first = sample.nodes[: seeds.numel()]
         assert first.equal(seeds) or (type(sampler).__name__ == "WholePartSampler" and first.equal(seeds.sort().values))
@@ -110,28 +106,8 @@ def test_edges_that_point_out_of_the_graph_are_refused(sampler: Sampler) -> None
             sampler.sample_bulk(damaged(graph_for_all(), *change), [torch.arange(400)], KEYS[:1])
 
 
-@pytest.mark.parametrize("sampler", [sampler for sampler in SAMPLERS.values() if sampler.num_hops == 2], ids=repr)
-def test_a_model_learns_from_its_batches(sampler: Sampler, graph: lgd.Graph) -> None:
-    data = lgd.PartitionedDataModule(graph, sampler=sampler, batch_size=60)
-    weighed = LayerSampler, *map(type, of_extensions("WEIGHED"))
-    blocks = not isinstance(sampler, weighed)  # those give weights, and SAGE takes means
-    model = SAGE(graph.node_arrays["x"].shape[1], int(graph.node_arrays["y"].max()) + 1, blocks=blocks)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    pl.Trainer(
-        accelerator="cpu", devices=1, max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False
-    ).fit(model, data)
-    assert torch.cat(model.trained).sort().values.equal(graph.split("train"))
-    assert any(not value.equal(before[name]) for name, value in model.state_dict().items())
-    assert model.evaluated[-1][1].isfinite().all()
-
-
-FULL = [
-    lgd.NeighborSampler([20, 20]),
-    lgd.LadiesSampler([900, 700, 300]),
-    lgd.FastGCNSampler([900, 700, 300]),
-    lgd.ClusterSampler(2),
-]
-FULL += of_extensions("LARGE")
+FULL = [lgd.NeighborSampler([20, 20]), lgd.LadiesSampler([900, 700, 300]), lgd.FastGCNSampler([900, 700, 300])]
+FULL += [lgd.ClusterSampler(2), *of_extensions("LARGE")]
 
 
 @pytest.mark.parametrize("sampler", FULL, ids=repr)
@@ -151,11 +127,8 @@ def test_both_tables_and_any_room_give_the_same_batch(sampler: Sampler, monkeypa
 # Arrays that are changed after the graph was checked: no loop reads out of bounds, and a sentence says so.
 
 
-NUM_NODES = 400
-
-
 def halves(graph: lgd.Graph) -> lgd.Partition:
-    return lgd.Partition((torch.arange(NUM_NODES) % 2).to(torch.int32), 2)
+    return lgd.Partition((torch.arange(graph.num_nodes) % 2).to(torch.int32), 2)
 
 
 WHOLE: dict[str, Callable[[lgd.Graph], Any]] = {
@@ -170,7 +143,7 @@ WHOLE: dict[str, Callable[[lgd.Graph], Any]] = {
 def test_what_reads_all_edges_looks_first(use: Callable[[lgd.Graph], Any]) -> None:
     for change in CHANGES:
         with pytest.raises(ValueError, match=r"indptr|indices"):
-            use(damaged(lgd.communities(NUM_NODES), *change))
+            use(damaged(lgd.communities(400), *change))
 
 
 def test_rows_that_an_array_lacks_are_refused() -> None:
@@ -178,11 +151,12 @@ def test_rows_that_an_array_lacks_are_refused() -> None:
         gather_rows(torch.zeros(400, 1000), torch.arange(401))
 
 
+KEY = BatchKey(0, 0, 0)
 ROWS = lgd.Graph(torch.tensor([0, 1, 2]), torch.tensor([5, 6]), num_senders=10)
 NEED_ALL_ROWS: dict[str, Callable[[], Any]] = {
-    "sampler": lambda: lgd.WholePartSampler(2).sample_bulk(ROWS, [torch.tensor([0])], [BatchKey(0, 0, 0)]),
-    "partitioner": lambda: lgd.MetisPartitioner()(ROWS, 2, 0),
-    "report": lambda: lgd.Partition(torch.tensor([0, 1], dtype=torch.int32), 2).report(ROWS),
+    "sampler": lambda: lgd.WholePartSampler(2).sample_bulk(ROWS, [torch.tensor([0])], [KEY]),
+    "partitioner": lambda: WHOLE["METIS"](ROWS),
+    "report": lambda: WHOLE["a report"](ROWS),
 }
 
 
@@ -192,54 +166,17 @@ def test_rows_of_a_larger_graph_are_no_graph(call: Callable[[], Any]) -> None:
         call()
 
 
-@pytest.mark.parametrize(
-    ("seeds", "message"),
-    [
+def test_seeds_of_no_known_kind_are_refused() -> None:
+    for seeds, message in (
         (torch.ones(2, dtype=torch.int64, device="meta"), "lies on the device 'meta'"),
         (torch.tensor([1], dtype=torch.uint64), "uint64, which cannot be computed with"),
-    ],
-)
-def test_seeds_of_no_known_kind_are_refused(seeds: torch.Tensor, message: str) -> None:
-    with pytest.raises(ValueError, match=f"The seeds of a batch .*{message}"):
-        lgd.NeighborSampler([2]).sample_bulk(lgd.communities(40, 2), [seeds], [BatchKey(0, 0, 0)])
+    ):
+        with pytest.raises(ValueError, match=f"The seeds of a batch .*{message}"):
+            lgd.NeighborSampler([2]).sample_bulk(lgd.communities(40, 2), [seeds], [KEY])
 
 
 def test_as_many_chunks_as_no_machine_holds_are_refused() -> None:
     graph = lgd.communities(40, 2)
     graph.node_arrays["chunk"] = torch.full((40,), 2**40)
     with pytest.raises(ValueError, match="chunk holds the number 1099511627776"):
-        lgd.ClusterSampler(1).sample_bulk(graph, [torch.tensor([0])], [BatchKey(0, 0, 0)])
-
-
-# The whole part as one batch.
-
-
-SEEDS_OF_PART = torch.tensor([44, 3, 58, 17])
-
-
-def whole(graph, seeds=SEEDS_OF_PART, num_hops=2, epoch=0) -> Sample:
-    return lgd.WholePartSampler(num_hops).sample_bulk(graph, [seeds], [BatchKey(0, epoch, 0)])[0]
-
-
-@pytest.mark.parametrize("num_hops", [2, 3])
-def test_it_has_every_node_and_every_edge_the_seeds_first(num_hops):
-    graph = random_graph()
-    sample = whole(graph, num_hops=num_hops)
-    assert sample.nodes[:4].equal(SEEDS_OF_PART.sort().values)
-    assert sample.nodes.sort().values.equal(torch.arange(60))
-    expected = edge_index_of(graph)
-    assert edges_of(sample).equal(expected[:, (expected[0] * 10**6 + expected[1]).argsort()])
-    assert sum(sample.num_sampled_nodes) == 60
-    assert sum(sample.num_sampled_edges) == graph.num_edges
-    assert len(sample.num_sampled_nodes) == num_hops + 1
-    assert len(sample.num_sampled_edges) == num_hops
-
-
-def test_it_is_built_once_for_a_set_of_seeds():
-    graph = random_graph()
-    first = whole(graph)
-    assert whole(graph, epoch=7) is first
-    assert whole(graph, SEEDS_OF_PART.flip(0)) is first
-    assert whole(graph, SEEDS_OF_PART[:2]) is not first
-    assert whole(graph, num_hops=3) is not first
-    assert whole(random_graph()) is not first
+        lgd.ClusterSampler(1).sample_bulk(graph, [torch.tensor([0])], [KEY])

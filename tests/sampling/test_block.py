@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -9,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.nn import GATv2Conv, GINConv, GraphConv, LEConv, SAGEConv, SimpleConv
-from torch_geometric.utils import coalesce
+from torch_geometric.nn import GATv2Conv, GraphConv, LEConv, SAGEConv, SimpleConv
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batch import SampledData
@@ -20,65 +20,42 @@ from lightning_gnn_dist.sampling.block import Adjacency, Block
 from tests.samplers import of_extensions
 from tests.sampling.reference import random_graph
 
-SAMPLERS = [
-    lgd.NeighborSampler([4, 3]),
-    lgd.NeighborSampler([-1, -1]),
-    lgd.NeighborSampler([2, 2, 2]),
-    lgd.WholePartSampler(2),
-]
-SAMPLERS += [lgd.WholePartSampler(3), lgd.WholePartSampler(1), lgd.NeighborSampler([5])]
+SAMPLERS: list[Any] = [lgd.NeighborSampler([4, 3]), lgd.NeighborSampler([-1, -1]), lgd.NeighborSampler([2, 2, 2])]
+SAMPLERS += [lgd.NeighborSampler([5]), *map(lgd.WholePartSampler, (1, 2, 3))]
+OTHERS = [lgd.ClusterSampler(2), lgd.ClusterSampler(1), *of_extensions("APART")]
+OTHERS += [sampler for sampler in of_extensions("INDUCED") if not getattr(sampler, "visits", 0)]
+GRAPH = random_graph(200, 1500, seed=2)
+GRAPH.node_arrays["chunk"] = torch.arange(200) * 7 % 10
+SEEDS = torch.tensor([4, 190, 7, 60, 33, 199])  # 199 is isolated
 
 
-def make_batch(sampler: lgd.NeighborSampler | lgd.WholePartSampler, graph: lgd.Graph | None = None) -> SampledData:
-    graph = random_graph(200, 1500, seed=2) if graph is None else graph
-    seeds = torch.tensor([4, 190, 7, 60, 33, 199])  # 199 is isolated
-    return assemble(graph, sampler.sample_bulk(graph, [seeds], [BatchKey(0, 0, 0)])[0])
+def make_batch(sampler: Any, graph: lgd.Graph = GRAPH) -> SampledData:
+    return assemble(graph, sampler.sample_bulk(graph, [SEEDS], [BatchKey(0, 0, 0)])[0])
 
 
-class Net(nn.Module):
-    def __init__(self, make, num_hops: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.convs = nn.ModuleList(make(8) for _ in range(num_hops))
-
-    def by_block(self, batch: SampledData) -> torch.Tensor:
-        x = batch.x
-        for conv, block in zip(self.convs, batch.blocks, strict=True):
-            x = conv((x, x[: block.num_dst]), block.edge_index if isinstance(conv, GATv2Conv) else block.adj).tanh()
-        return x
-
-    def by_edge_index(self, batch: SampledData) -> torch.Tensor:
-        x = batch.x
-        for conv in self.convs:
-            x = conv(x, batch.edge_index).tanh()
-        return x[: batch.batch_size]
+CONVS: dict[str, Callable[[], Any]] = {
+    "mean": lambda: SAGEConv(8, 8, aggr="mean"),
+    "max": lambda: SAGEConv(8, 8, aggr="max"),
+    "sum": lambda: GraphConv(8, 8),
+    "attention on edges": lambda: GATv2Conv(8, 8, add_self_loops=False),
+}
 
 
-def assert_same(net: Net, left: torch.Tensor, right: torch.Tensor) -> None:
-    torch.testing.assert_close(left, right, atol=1e-5, rtol=1e-5)
-    weights = torch.linspace(-1, 1, left.numel()).view_as(left)
-    left, right = (torch.autograd.grad((out * weights).sum(), list(net.parameters())) for out in (left, right))
-    for one, other in zip(left, right, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda f: SAGEConv(f, f, aggr="mean"),
-        lambda f: SAGEConv(f, f, aggr="sum"),
-        lambda f: SAGEConv(f, f, aggr="max"),
-        lambda f: GraphConv(f, f),
-        lambda f: GINConv(nn.Linear(f, f)),
-        lambda f: GATv2Conv(f, f, add_self_loops=False),
-    ],
-    ids=["mean", "sum", "max", "GraphConv", "GIN", "attention on edges"],
-)
+@pytest.mark.parametrize("sampler", [*SAMPLERS, *OTHERS], ids=repr)
+@pytest.mark.parametrize("make", CONVS.values(), ids=CONVS)
 def test_a_model_on_blocks_is_the_model_on_edge_index(sampler, make):
     batch = make_batch(sampler)
-    net = Net(make, sampler.num_hops)
-    assert_same(net, net.by_block(batch), net.by_edge_index(batch))
+    convs = nn.ModuleList(make() for _ in range(sampler.num_hops))
+    on_blocks = on_edges = batch.x
+    for conv, block in zip(convs, batch.blocks, strict=True):
+        edges = block.edge_index if isinstance(conv, GATv2Conv) else block.adj
+        on_blocks = conv((on_blocks, on_blocks[: block.num_dst]), edges).tanh()
+        on_edges = conv(on_edges, batch.edge_index).tanh()
+    weights = torch.linspace(-1, 1, on_blocks.numel()).view_as(on_blocks)
+    made = []
+    for rows in (on_blocks, on_edges[: batch.batch_size]):
+        made.append([rows, *torch.autograd.grad((rows * weights).sum(), list(convs.parameters()))])
+    torch.testing.assert_close(*made, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
@@ -86,9 +63,8 @@ def test_blocks_are_views_of_one_csr(sampler):
     batch = make_batch(sampler)
     first, *others = batch.blocks
     assert first.edge_index.equal(batch.edge_index[:, : first.num_edges])
-    assert first.num_edges == batch.num_edges or isinstance(
-        sampler, lgd.WholePartSampler
-    )  # of which layers need not all
+    needs_all = not isinstance(sampler, lgd.WholePartSampler)
+    assert first.num_edges == batch.num_edges or not needs_all
     assert (first.num_src, batch.blocks[-1].num_dst) == (batch.num_nodes, batch.batch_size)
     for outer, inner in zip(batch.blocks, others, strict=False):
         assert outer.num_dst == inner.num_src
@@ -104,17 +80,11 @@ def test_blocks_are_views_of_one_csr(sampler):
         assert block.num_edges == 0 or block.indices.max() < block.num_src
 
 
-def test_what_is_built_is_built_once():
-    block = make_batch(lgd.NeighborSampler([4, 3])).blocks[0]
-    assert block.adj is block.adj
-    assert block.edge_index is block.edge_index
-    assert block.to("cpu") is block
-
-
-def test_a_block_is_frozen_pickled_and_moved():
+def test_a_block_is_frozen_built_once_pickled_and_moved():
     block = make_batch(lgd.NeighborSampler([4, 3])).blocks[1]
     with pytest.raises(AttributeError):
         block.num_dst = 3
+    assert block.adj is block.adj and block.edge_index is block.edge_index and block.to("cpu") is block
     assert block.adj.is_sparse_csr
     for twin in (pickle.loads(pickle.dumps(block)), copy.deepcopy(block), block.apply(torch.clone)):
         assert isinstance(twin, Block)
@@ -184,9 +154,8 @@ def test_it_is_stored_as_a_plain_matrix() -> None:
     matrix = block_of().weighted_adj
     assert type(matrix) is Adjacency
     stored = pickle.loads(pickle.dumps(matrix))
-    assert (
-        type(stored) is Tensor and stored.values().equal(matrix.values()) and stored.col_indices().dtype == torch.int32
-    )
+    assert type(stored) is Tensor and stored.values().equal(matrix.values())
+    assert stored.col_indices().dtype == torch.int32
     assert type(matrix * 2) is Tensor and type(matrix.to(torch.float64)) is Tensor
 
 
@@ -199,18 +168,13 @@ def test_weights_that_are_learned_are_refused() -> None:
 # PyG's layers compute on ``weighted_adj`` what they compute with weights of edges.
 
 
-def batch_of(sampler: Any) -> SampledData:
-    torch.manual_seed(0)
-    edge_index = coalesce(torch.randint(195, (2, 1500)))
-    edge_index = edge_index[:, edge_index[0] != edge_index[1]]
-    arrays = {"x": torch.randn(200, 8)}
-    graph = lgd.Graph.from_edge_index(edge_index, 200, arrays, {"edge_weight": torch.rand(edge_index.shape[1])})
-    return assemble(graph, sampler.sample_bulk(graph, [torch.arange(6)], [BatchKey(0, 0, 0)])[0])
+WEIGHTED = random_graph(200, 1500, seed=2)
+WEIGHTED.edge_arrays["edge_weight"] = torch.rand(1500, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("make", [lambda: GraphConv(8, 8), lambda: LEConv(8, 8), SimpleConv])
 def test_a_layer_on_weighted_adj_is_the_layer_with_edge_weight(make):
-    batch, layer = batch_of(lgd.NeighborSampler([4, 3])), make().eval()
+    batch, layer = make_batch(lgd.NeighborSampler([4, 3]), WEIGHTED), make().eval()
     for block in batch.blocks:
         pair = batch.x[: block.num_src], batch.x[: block.num_dst]
         weighed = layer(pair, block.edge_index, batch.edge_weight[: block.num_edges])
@@ -223,7 +187,7 @@ SAMPLERS_OF_LAYERS = [lgd.LadiesSampler([9, 9]), lgd.FastGCNSampler([99, 99]), *
 
 @pytest.mark.parametrize("sampler", SAMPLERS_OF_LAYERS, ids=repr)
 def test_weights_of_a_sampler_are_not_left_out_in_silence(sampler):
-    batch = batch_of(sampler)
+    batch = make_batch(sampler, WEIGHTED)
     for block in batch.blocks:
         assert block.weighted_adj.values().equal(batch.edge_weight[: block.num_edges])
         with pytest.raises(ValueError, match=r"Use block\.weighted_adj, with a layer that adds up"):
@@ -233,7 +197,7 @@ def test_weights_of_a_sampler_are_not_left_out_in_silence(sampler):
 
 
 def test_a_batch_without_weights_has_no_weighted_matrix():
-    batch = batch_of(lgd.NeighborSampler([3, 3]))
+    batch = make_batch(lgd.NeighborSampler([4, 3]), WEIGHTED)
     assert batch.blocks[0].adj.values().unique().tolist() == [1.0]
     del batch.edge_weight
     with pytest.raises(AttributeError, match=r"or use block\.adj, where every edge counts 1"):

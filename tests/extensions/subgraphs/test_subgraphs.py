@@ -10,7 +10,7 @@ from lightning_gnn_dist.engine.sample import BatchKey
 from tests.graph.typed.graphs import small
 from tests.loaders import over
 from tests.sampling.reference import random_graph
-from tests.sampling.test_subgraph import GRAPH, PLACE, SEEDS, dense, one, whole_matrix
+from tests.sampling.test_subgraph import GRAPH, PLACE, SEEDS, dense, one
 
 
 def test_walks_follow_the_messages_backwards():
@@ -102,7 +102,7 @@ def test_a_shadow_is_the_graph_around_each_seed(depth):
         mine = torch.tensor([seed, *range(at, at + size)])
         assert set(sample.nodes[mine].tolist()) == nodes
         ids = sample.nodes[mine]
-        assert found[mine][:, mine].equal(whole_matrix(GRAPH)[ids][:, ids])
+        assert found[mine][:, mine].equal(dense(GRAPH)[ids][:, ids])
         found[mine[:, None], mine] = 0
         at += size
     assert at == sample.nodes.numel()
