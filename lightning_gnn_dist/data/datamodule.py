@@ -218,16 +218,19 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
         each of them learns.
         """
         is_fit, trainer, home = stage == "fit", self.trainer, self._home
-        run = home.running.within(trainer).agreed(is_fit=is_fit)
+        self._enter(home.running.within(trainer).agreed(is_fit=is_fit))
         if trainer is not None:
             warn_of_slow_bfloat16(trainer)
-            if is_fit and run.num_ranks > 1:
+            if is_fit and self.num_parts > 1:
                 home.asked.check_in_fit(trainer)
                 guard_plain_ddp(trainer)  # before DDP takes rows that are not made
         for task in self._tasks:
-            task.begin(run, is_fit=is_fit and task is self._task)
+            task.open()
+        if not is_fit:
+            return
+        self._task.begin_fit()
         # To count them refuses ranks with nothing to learn from; who exchanges in every step has one batch.
-        most = self._task.most() if is_fit and not home.exchanges else self.batch_size
+        most = self.batch_size if home.exchanges else self._task.most()
         if most < self.batch_size:
             rank_zero_info(f"batch_size={self.batch_size} is above a rank's {most} seeds: a pass is one batch of all.")
 

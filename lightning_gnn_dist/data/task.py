@@ -18,7 +18,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import check_arrays, check_labels
 from lightning_gnn_dist.homes.access import GraphAccess
 from lightning_gnn_dist.homes.local_graph import LocalGraph
-from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
+from lightning_gnn_dist.homes.run import ForgetsRun
 from lightning_gnn_dist.layers.choice import Judged, Neighbourhoods, is_limited
 from lightning_gnn_dist.layers.exactness import Exactness, check_depth
 from lightning_gnn_dist.layers.layered_loader import EvaluationLoader
@@ -83,9 +83,13 @@ class Task(ForgetsRun, ABC):
         if self.checks_values and graph.path is None:
             check_arrays(graph)
 
-    def begin(self, run: RunContext, *, is_fit: bool) -> None:
-        """Enter a run, and refuse ranks with nothing to learn. Collective."""
-        self.home.begin(run, self.check, is_fit=is_fit)
+    def open(self) -> None:
+        """Open the graph in a run. Collective."""
+        self.home.open(self.check)
+
+    def begin_fit(self) -> None:
+        """Settle what is learned, and refuse ranks with nothing to learn. Collective."""
+        self.home.begin_fit()
 
     def close(self) -> None:
         """End what runs in the background, and forget what only the run has."""
@@ -213,16 +217,16 @@ class WholeNodes(NodeTask):
 
     home: LocalGraph
 
-    def begin(self, run: RunContext, *, is_fit: bool) -> None:
-        """Enter a run; refuse a fit in which some rank has nothing to learn in some super-epoch. All raise or none.
+    def begin_fit(self) -> None:
+        """Refuse a fit in which some rank has nothing to learn in some super-epoch. All raise or none.
 
         Each epoch counts as if it were a pass.
         """
-        super().begin(run, is_fit=is_fit)
-        every = self.home.every() if is_fit and self.home.is_cut else None
+        super().begin_fit()
+        every = self.home.every() if self.home.is_cut else None
         if every is None:
             return
-        trainer, num_super_epochs = run.trainer, 1.0
+        trainer, num_super_epochs = self.home.running.trainer, 1.0
         if trainer is not None:
             steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
             epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs

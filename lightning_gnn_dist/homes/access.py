@@ -123,15 +123,16 @@ class GraphAccess(ForgetsRun, ABC):
     def prepare(self) -> None:  # optional
         """Do what one process of each host does for all."""
 
-    @abstractmethod
-    def begin(self, run: RunContext, check: Callable[[Graph], None], *, is_fit: bool) -> None:
-        """Enter a run that all ranks have agreed on: open the graph, and in a fit settle the part. Collective.
+    def open(self, check: Callable[[Graph], None]) -> None:  # optional
+        """Open the graph in a run that all ranks have agreed on. Collective.
 
         Args:
-            run: The run.
             check: Refuses what of the graph was not here before.
-            is_fit: Whether this graph is trained on.
         """
+
+    @abstractmethod
+    def begin_fit(self) -> None:
+        """Settle the part that is trained on. Collective."""
 
     def close(self) -> None:
         """End what runs in the background, and forget what only the run has."""

@@ -146,11 +146,9 @@ class LocalGraph(GraphAccess):
             with suppress(ValueError, TypeError):
                 _ = self.plan.partition
 
-    def begin(self, run: RunContext, check: Callable[[Graph], None], *, is_fit: bool) -> None:
+    def begin_fit(self) -> None:
         """Choose what ``boundary="auto"`` is, and compare what a fit takes with the memory that is there."""
-        self.running = run
-        if not is_fit:
-            return
+        run = self.running
         if self.plan.has_parts and self._named is None:
             rank_zero_info(f"{self.plan.partitioner} cuts the graph, as no partitioner was named.")
         if self.plan.has_parts and isinstance(self.asked, Auto):

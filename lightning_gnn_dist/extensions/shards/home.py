@@ -203,18 +203,18 @@ class ShardHome(GraphAccess):
 
     # The run.
 
-    def begin(self, run: RunContext, check: Callable[[Graph], None], *, is_fit: bool) -> None:
-        self.running = run
+    def open(self, check: Callable[[Graph], None]) -> None:
         shard = self._connected[1].shard
         _check_on_all_ranks(lambda: check(shard.rows), shard.index)
-        if is_fit:
-            if self.exchanges and (num_ranks := self.running.num_ranks) != (num_shards := self.bounds.num_shards):
-                raise ValueError(
-                    f"boundary=Exchange() takes one rank for each shard, and {num_ranks} ranks hold the {num_shards} "
-                    f"shards of {self.path}: start {num_shards} ranks, divide the graph into {num_ranks} shards, or "
-                    "take boundary=Halo()."
-                )
-            _ = self.parts  # now, as all ranks are here
+
+    def begin_fit(self) -> None:
+        if self.exchanges and (num_ranks := self.running.num_ranks) != (num_shards := self.bounds.num_shards):
+            raise ValueError(
+                f"boundary=Exchange() takes one rank for each shard, and {num_ranks} ranks hold the {num_shards} "
+                f"shards of {self.path}: start {num_shards} ranks, divide the graph into {num_ranks} shards, or "
+                "take boundary=Halo()."
+            )
+        _ = self.parts  # now, as all ranks are here
 
     def count(self, num_own: int, num_marked: int) -> Tensor:
         """Return what each rank learns, given what this one does and what its shard has to be learned. Collective."""

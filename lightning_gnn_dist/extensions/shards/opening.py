@@ -128,15 +128,13 @@ class NodesOfShards(NodeTask):
     home: ShardHome
     _places: Tensor  # of the training nodes of a part among those of all ranks
 
-    def begin(self, run: RunContext, *, is_fit: bool) -> None:
-        super().begin(run, is_fit=is_fit)
-        if isinstance(sampler := run.settings.training_sampler, TemporalSampler):
+    def open(self) -> None:
+        super().open()
+        if isinstance(sampler := self.home.running.settings.training_sampler, TemporalSampler):
             sampler.check_shard(self.home.shard.rows)
-        if is_fit:
-            self._count()
 
-    def _count(self) -> None:
-        """Find out what each rank learns, and refuse ranks without any. Collective."""
+    def begin_fit(self) -> None:
+        super().begin_fit()
         home, marked, own = self.home, self.home.marked(), self.home.graph().shard.rows
         counts = home.count(len(marked[home.of_copy()]), len(marked))
         if not home.exchanges and bool((counts == 0).any()):
@@ -183,14 +181,13 @@ class ShardEdges(EdgeTask):
     probes = False  # a rank knows the ends of its own held edges alone
     _way_to_hold = "divide split_edges(graph, {name}=0.1), which holds some back."
 
-    def begin(self, run: RunContext, *, is_fit: bool) -> None:
-        super().begin(run, is_fit=is_fit)
-        if is_fit:
-            self._check(self.home.count(len(self._own()), len(self._marked)))
+    def open(self) -> None:
+        super().open()
         _ = self._candidates  # now, as all ranks are here
 
-    def _check(self, counts: Tensor) -> None:
-        """Refuse ranks without edges to learn, given how many each has: all ranks raise or none."""
+    def begin_fit(self) -> None:
+        super().begin_fit()
+        counts = self.home.count(len(self._own()), len(self._marked))
         if bool((counts == 0).any()):
             rank, inside = int(counts.argmin()), not self.home.boundary.sees_whole_graph
             where, other = ("inside", "boundary=Fetch(), ") if inside else ("that lead to", "")
