@@ -10,6 +10,7 @@ them that are new -> ...
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -40,7 +41,6 @@ from lightning_gnn_dist.extensions.temporal.row_draws import (
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, seen_by
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.graph.rows import edge_positions, starts_of
 
 _U = np.uint64
 
@@ -215,27 +215,55 @@ class Route:
     """
 
     def __init__(self, owners: Tensor, num_ranks: int) -> None:
-        self._order = owners.argsort(stable=True)
-        self._place = torch.empty_like(self._order)  # of each row of the request among those of all ranks
-        self._place[self._order] = torch.arange(len(owners))
+        self.order = owners.argsort(stable=True)
         self.sizes: list[int] = torch.bincount(owners, minlength=num_ranks).tolist()
 
     def pieces(self, rows: Tensor) -> list[Tensor]:
         """Return the rows that each rank is sent, in order of rank."""
-        return list(rows[self._order].split(self.sizes))
+        return list(rows[self.order].split(self.sizes))
 
     def restore(self, answers: Sequence[Tensor]) -> Tensor:
         """Return one answer for each row of the request, in its order."""
-        return torch.cat(list(answers))[self._place]
+        rows = torch.cat(list(answers))
+        out = torch.empty_like(rows)
+        out[self.order] = rows
+        return out
+
+    def joined(self, counts: Sequence[Tensor], entries: Sequence[Tensor], starts: Tensor) -> Tensor:
+        """Return the entries of all rows in the order of the request, each row's from its place in ``starts`` on."""
+        out = entries[0].new_empty(sum(map(len, entries)))
+        for rows, lengths, some in zip(self.order.split(self.sizes), counts, entries, strict=True):
+            put_rows(rows.numpy(), lengths.numpy(), some.numpy(), starts.numpy(), out.numpy())
+        return out
 
     def in_order(self, answers: Sequence[Sequence[Tensor]]) -> tuple[Tensor, Tensor, Join]:
         """Bring what owners have drawn, how many edges for each row and their senders, into the order of the request.
 
         Returns how many edges each row has, their senders, and what brings another number of each edge into order.
         """
-        counts = torch.cat([answer[0] for answer in answers]).to(torch.int64)
-        at = edge_positions(starts_of(counts), self._place)
-        return counts[self._place], torch.cat([answer[1] for answer in answers])[at], lambda of: torch.cat(of)[at]
+        lengths = [answer[0].to(torch.int64) for answer in answers]
+        counts = self.restore(lengths)
+        join = partial(self.joined, lengths, starts=counts.cumsum(0) - counts)
+        return counts, join([answer[1] for answer in answers]), join
+
+
+@compiled
+def put_rows(rows: Array, counts: Array, source: Array, starts: Array, out: Array) -> None:
+    """Copy what lies row after row in ``source`` to the place of each of ``rows`` in ``out``.
+
+    Args:
+        rows: The rows, int64.
+        counts: The length of each of them.
+        source: Their entries.
+        starts: Where every row begins in ``out``, int64.
+        out: Receives the entries.
+    """
+    at = 0
+    for i in range(len(rows)):
+        start = starts[_U(rows[_U(i)])]
+        for j in range(np.int64(counts[_U(i)])):
+            out[_U(start + j)] = source[_U(at)]
+            at += 1
 
 
 class DrawRule(NamedTuple):
