@@ -23,7 +23,7 @@ def placing(data: Any, rank: int, num_ranks: int) -> Iterator[Any]:
 def batches_of(data: Any, part: Any, num_batches: int, seed: int, rank: int, num_ranks: int) -> Any:
     """The loader of a rank's training batches of a part."""
     with placing(data, rank, num_ranks):
-        learning = data._learning_of(part, num_batches, (rank, num_ranks), seed)
+        learning = data._task.learned(part, num_batches, seed * num_ranks + rank)
         return batches_of_part(learning, **data._home.running.options_of_batches)
 
 
@@ -36,5 +36,5 @@ def most_seeds(data: Any, num_ranks: int) -> int:
 def seeds_and_source(data: Any, part: Any, rank: int, num_ranks: int) -> Any:
     """What a rank learns of a part, and the source of its batches."""
     with placing(data, rank, num_ranks):
-        learning = data._learning_of(part, 1, (rank, num_ranks), 0)
+        learning = data._task.learned(part, 1, rank)
         return learning.deal.seeds, learning.source

@@ -116,7 +116,7 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
 
     def __str__(self) -> str:
         # Lightning's own would take every loader apart.
-        return f"{type(self).__name__}({self._home.about}, {self.sampler}, batch_size={self.batch_size})"
+        return f"{type(self).__name__}({self._home}, {self.sampler}, batch_size={self.batch_size})"
 
     __repr__ = __str__
 
@@ -189,7 +189,7 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
         if isinstance(self._home, LocalGraph):
             return self._home
         raise AttributeError(  # so that hasattr(data, "graph") says whether there is one
-            f"{type(self).__name__}.{name} is of a graph that every host has, and {self._home.about} holds shards: "
+            f"{type(self).__name__}.{name} is of a graph that every host has, and {self._home} holds shards: "
             "give the data module the graph or the path of a saved one."
         )
 
@@ -244,9 +244,9 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
             part = parts.at(phase)
             if self._anchors is not None and self._anchors[0] is not part:
                 self._anchors = None  # else the part before would stay in memory
-            return self._learning_of(part, size, place, home.running.seed)
+            # No two parts are dealt alike. The seed may come from a checkpoint, and later ranks may be others.
+            return self._task.learned(part, size, home.running.seed * run.num_ranks + run.rank)
 
-        place = run.rank, run.num_ranks  # later others may be
         made = self._train_batches = Batches(
             learning,
             size,
@@ -339,8 +339,9 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
         if start is not None and self._train_batches is not None:
             self._train_batches.move_to(start)
         if self._anchors is None:
-            part, seed, run = self._home.parts.current(), self.seed + Purpose.ANCHORS, self._home.running
-            learning = self._learning_of(part, self._task.num_batches(), (run.rank, run.num_ranks), seed)
+            part, run = self._home.parts.current(), self._home.running
+            seed = (run.seed + Purpose.ANCHORS) * run.num_ranks + run.rank
+            learning = self._task.learned(part, self._task.num_batches(), seed)
             how: Any = {"bulk_size": 1, "num_threads": 0, "dtype": run.dtype}  # each is made when it is due
             self._anchors = part, Batches(lambda _: learning, learning.deal.num_batches, **how)
         anchors = self._anchors[1]
@@ -376,11 +377,6 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
     def _evaluates(self, judged: Judged) -> Batches:
         self._loaders.append(evaluation_of(judged, self._judging.home, self.exactness, self))
         return self._loaders[-1]
-
-    def _learning_of(self, part: Graph, num_batches: int, place: tuple[int, int], seed: int) -> Learning:
-        """Return what training batches of a part are made of. No two parts are dealt alike."""
-        rank, num_ranks = place
-        return self._task.learned(part, num_batches, seed * num_ranks + rank)
 
     @cached_property
     def _global_batches(self) -> GlobalBatches:

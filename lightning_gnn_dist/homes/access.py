@@ -75,11 +75,6 @@ class GraphAccess(ForgetsRun, ABC):
         """A hash of the graph, by which a strategy sees whether all ranks have the same one."""
 
     @property
-    @abstractmethod
-    def about(self) -> str:
-        """What ``repr`` shows of the data that is read."""
-
-    @property
     def rows(self) -> Graph | None:
         """What of its rows this process has; None before it has any."""
         return self.whole

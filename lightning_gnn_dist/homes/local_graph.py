@@ -97,8 +97,7 @@ class LocalGraph(GraphAccess):
     def fingerprint(self) -> str:
         return self.whole.fingerprint if self._fingerprint is None else self._fingerprint
 
-    @property
-    def about(self) -> str:
+    def __str__(self) -> str:
         return f"{self.graph}, {self.plan.partitioner}"
 
     @property

@@ -170,8 +170,7 @@ class ShardHome(GraphAccess):
     def fingerprint(self) -> str:
         return self.bounds.fingerprint
 
-    @property
-    def about(self) -> str:
+    def __str__(self) -> str:
         return repr(str(self.path))
 
     def split(self, name: str) -> Tensor:
