@@ -35,7 +35,7 @@ WHOLE = [
     *("combinations.py", "golden", "gpu", "test_combinations.py", "test_examples.py", "test_golden.py"),
     *("test_notebook.py", "test_tutorials.py"),
 ]
-OF_ALL = [*WHOLE, "test_docs.py", "test_peers.py", "test_questions.py", "test_readme_code.py"]
+OF_ALL = [*WHOLE, "test_docs.py", "test_peers.py", "test_readme_code.py"]
 collect_ignore = WHOLE if MISSING else []
 KERNELS = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "lightning_gnn_dist", "kernels")
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
