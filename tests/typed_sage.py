@@ -38,13 +38,14 @@ class HeteroSAGE(pl.LightningModule):
             for first in (True, False)
         )
 
+    def rows(self, batch: Any) -> dict[str, Tensor]:
+        first, last = self.convs
+        hidden = {kind: rows.relu() for kind, rows in first(batch.x_dict, batch.edge_index_dict).items()}
+        found: dict[str, Tensor] = last(hidden, batch.edge_index_dict)
+        return found
+
     def forward(self, batch: Any) -> Tensor:
-        x = batch.x_dict
-        for layer, conv in enumerate(self.convs):
-            x = conv(x, batch.edge_index_dict)
-            x = {kind: rows.relu() for kind, rows in x.items()} if layer == 0 else x
-        rows: Tensor = x["paper"]
-        return rows
+        return self.rows(batch)["paper"]
 
     def training_step(self, batch: Any, _: int) -> Tensor:
         size = batch.batch_size

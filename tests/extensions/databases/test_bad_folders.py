@@ -40,10 +40,7 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     ({"customer.tsv": "id\n1\n"}, "table 'customer' has two files"),
     ({C: "id,city,age\n"}, "customer.csv has no rows"),
     (changed(D, "pkey: number", "pkey: numbr"), "pkey names the column 'numbr', and .*order.csv has"),
-    (
-        changed(D, "pkey: id", "pkey: [id, city]"),
-        r"'customer': pkey names the column \['id', 'city'\], and .*customer.csv",
-    ),
+    (changed(D, "pkey: id", "pkey: [id, city]"), r"'customer': pkey names the column \['id', 'city'\], and"),
     (changed(D, "time_col: at", "time_col: {at: b}"), "time_col names the column {'at': 'b'}, and .*order.csv has"),
     (changed(D, "customer: customer,", "customer: [customer],"), r"holds keys of .\['customer'\]., and the tables are"),
     (changed(D, "customer: customer,", "customer: client,"), r"order.customer holds keys of 'client', and the tables"),
@@ -55,18 +52,12 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     (changed(D, "fkeys: {", "fkeys: customer, columns: {a: b}}\n  x: {fkeys: {"), "fkeys must name columns"),
     (changed(C, "c1,Oslo", "a3,Oslo"), "column 'id' lists node a3 twice, first in row 2, then in row 3: every"),
     (changed(C, "c1,Oslo", ",Oslo"), "'id' is empty in row 3, and every node has an id"),
-    (
-        changed(B, "13,a3,11", "13,a3,99"),
-        "'before' holds '99' in row 3, which no row of .*order.csv has as its number: add that row, empty the cell",
-    ),
+    (changed(B, "13,a3,11", "13,a3,99"), "'before' holds '99' in row 3, which no row of .*order.csv has as its number"),
     (changed(B, "14,", "14.5,"), "'number' holds '14.5' in row 4, and keys are whole numbers or words"),
     (changed(D, "fkeys: {customer: customer, before: order}, ", "") | {T: None, L: None}, "names no foreign keys"),
     ({"customer.csv": "id,id,age\n1,1,1\n"}, "has two columns called 'id'"),
     # Times.
-    (
-        changed(B, "2024-01-20 10:00:00", "yesterday"),
-        "'at' holds 'yesterday' in row 2, and times are dates, .*, or whole numbers",
-    ),
+    (changed(B, "2024-01-20 10:00:00", "yesterday"), "'at' holds 'yesterday' in row 2, and times are dates"),
     (
         {B: FILES[B].replace("2024-", "2024.")},
         "'at' holds '2024.01-05 10:00:00' in row 1 .*, and times are dates",
@@ -78,21 +69,12 @@ BAD: list[tuple[dict[str, str | None], str]] = [
         "'at' holds '1.5' in row 1 .*, and times are whole numbers",
     ),
     # Columns.
-    (
-        changed(D, "note: text", "channel: number"),
-        "'channel' holds 'web' in row 1 .*, which is no number. Correct it, .*{channel: category}",
-    ),
+    (changed(D, "note: text", "channel: number"), "'channel' holds 'web' in row 1 .* no number. .*{channel: category}"),
     (changed(D, "note: text", "channel: time"), "'channel' holds 'web' in row 1 .*, and times are dates"),
     (changed(B, ",1000,", ",dear,"), "'price' holds 'dear' in row 4, which is no number, as nearly all others are"),
-    (
-        changed(B, ",1000,", ",inf,"),
-        "'price' holds 'inf' in row 4, which is no finite number: empty the cell, .*--drop price",
-    ),
+    (changed(B, ",1000,", ",inf,"), "'price' holds 'inf' in row 4, which is no finite number: .*--drop price"),
     (changed(B, "2024-05-01", "soon"), "'due' holds 'soon' in row 5, and times are dates"),
-    (
-        changed(D, "tables:", "text: no_module:embed\ntables:"),
-        "text names 'no_module:embed', and it cannot be imported",
-    ),
+    (changed(D, "tables:", "text: no_module:embed\ntables:"), "text names 'no_module:embed', .* cannot be imported"),
     (changed(D, "tables:", "text: builtins:len\ntables:"), "it must return one row of finite numbers"),
     # Tasks.
     (changed(T, "binary_classification", "ranking"), "task_type must be one of"),
@@ -113,10 +95,7 @@ BAD: list[tuple[dict[str, str | None], str]] = [
         "holds -1 among words",
     ),
     (changed(L, "b7,2024-02-02", "b7,"), "'at' is empty in row 2, and a question has a time"),
-    (
-        changed(L, "b7,2024-02-02", "q7,2024-02-02"),
-        "'who' holds 'q7' in row 2, which no row of .*customer.csv has as its id: add that row, or take this one away",
-    ),
+    (changed(L, "b7,2024-02-02", "q7,2024-02-02"), "'who' holds 'q7' in row 2, which no row of .*customer.csv has as"),
     (changed(L, "b7,2024-02-02", ",2024-02-02"), "'who' is empty in row 2, and a question is about a row"),
     (
         {L: "who,at,stays,split\na3,2024-02-01,1,train\nb7,2024-01-01,0,val\n"},

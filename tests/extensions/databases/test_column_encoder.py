@@ -138,9 +138,7 @@ def test_a_task_that_is_not_there_is_refused(path: Path) -> None:
         ColumnEncoder(read_tables(path), "goes", 4)
     with pytest.raises(ValueError, match=r"got 'user-stays'\. Did you mean 'stays'\?"):
         lgd.PartitionedDataModule(path, task="user-stays")
-    with pytest.raises(
-        ValueError, match=r"The node type 'order' has no train_mask: name a task, one of \['comes', 'stays'\]"
-    ):
+    with pytest.raises(ValueError, match=r"The node type 'order' has no train_mask: name a task, one of \['comes"):
         lgd.PartitionedDataModule(path, task="order").train_dataloader()
     with pytest.raises(ValueError, match=r"must be one of .*'stays'.*, got 'goes'"):
         lgd.PartitionedDataModule(path, task="goes")

@@ -144,17 +144,6 @@ def test_after_a_kill_while_postgresql_is_copied_it_is_the_same_graph(postgres: 
     check_kills(postgres, tmp_path)
 
 
-def test_a_database_of_sqlite_is_the_graph_of_its_tables(tmp_path: Path) -> None:
-    (tmp_path / "tasks.sql").write_text(SQL)
-    check(sqlite_at(tmp_path / "shop.db"), tmp_path, tmp_path / "tasks.sql")
-
-
-@pytest.mark.slow
-def test_a_database_of_postgresql_is_the_graph_of_its_tables(postgres: str, tmp_path: Path) -> None:
-    (tmp_path / "tasks.sql").write_text(SQL)
-    check(postgres, tmp_path, tmp_path / "tasks.sql")
-
-
 @pytest.mark.slow
 def test_types_that_only_postgresql_has_are_read(postgres: str, tmp_path: Path) -> None:
     import adbc_driver_postgresql.dbapi as driver
@@ -206,9 +195,8 @@ def test_a_copy_is_made_anew_for_other_tasks(tmp_path: Path) -> None:
 def test_cells_of_sqlite_have_types_of_their_own(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "odd.db")) as db:
         db.execute("CREATE TABLE node (id INTEGER PRIMARY KEY, late, mixed, size REAL)")
-        db.execute(
-            "CREATE TABLE edge (one INTEGER REFERENCES node, two INTEGER REFERENCES node, PRIMARY KEY (one, two))"
-        )
+        keys = "one INTEGER REFERENCES node, two INTEGER REFERENCES node"
+        db.execute(f"CREATE TABLE edge ({keys}, PRIMARY KEY (one, two))")
         some = [(n, None if n < 3000 else "w" if n % 2 else "v", n if n % 2 else "x", n / 7) for n in range(4000)]
         db.executemany("INSERT INTO node VALUES (?, ?, ?, ?)", some)
         db.executemany("INSERT INTO edge VALUES (?, ?)", [(n, (n * 7 + 1) % 4000) for n in range(4000)])
@@ -234,10 +222,7 @@ def _with_sql(text: str) -> Broken:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda folder: ("mysql://me:secret@host/shop", None),
-            r"mysql://me:...@host/shop is of no database that is read",
-        ),
+        (lambda folder: ("mysql://me:secret@host/shop", None), r"mysql://me:...@host/shop is of no database"),
         (lambda folder: (f"sqlite:///{folder}/no.db", None), "no.db does not exist"),
         (_with_sql("SELECT 1;\n"), "a query that is of no task: write -- task: NAME above it"),
         (_with_sql("-- task: a\nSELECT 1;\n-- task: a\nSELECT 1;\n"), "two tasks called 'a'"),
@@ -261,7 +246,7 @@ def test_what_cannot_be_read_is_refused(make: Broken, message: str, tmp_path: Pa
         ("customer SET age = 1e999 WHERE id = 'b7'", "^table customer: column 'age' holds 'inf' in row 2, which is"),
         (
             "\"order\" SET customer = 'c7' WHERE number = 16",
-            "^table order: column 'customer' holds 'c7' in row 6, which no row of table customer has as its id",
+            "^table order: column 'customer' holds 'c7' in row 6, which no row",
         ),
         ("asked SET who = 'q7' WHERE place = 1", "^task stays: column 'who' holds 'q7' in row 2"),
     ],

@@ -19,7 +19,7 @@ from lightning_gnn_dist.prepare import text as text_module
 from lightning_gnn_dist.prepare.engine import Table, Work
 from lightning_gnn_dist.prepare.text import hash_words
 from tests.extensions.databases.folders import FILES, MANIFEST, TASK, as_relbench, seconds, write
-from tests.extensions.shards.test_prepare_typed_shard import check_equal
+from tests.extensions.shards.test_prepare_shard import check_equal
 from tests.prepare.kills import before_the_last_record, until_it_is_there
 
 _OF_ORDERS = [("before", "order"), ("customer", "customer"), ("rev_before", "order")]
@@ -82,11 +82,8 @@ def test_it_is_the_graph_by_hand(tmp_path: Path) -> None:
 
     questions = graph.types.node_arrays["stays"]
     assert questions["y"].tolist() == [1, 0, 0, 1, 0]
-    assert [questions[f"{name}_mask"].nonzero().view(-1).tolist() for name in ("train", "val", "test")] == [
-        [0, 1, 2],
-        [3],
-        [4],
-    ]
+    masks = [questions[f"{name}_mask"].nonzero().view(-1).tolist() for name in ("train", "val", "test")]
+    assert masks == [[0, 1, 2], [3], [4]]
     asked = graph.to_pyg()["customer", "asked", "stays"]
     assert torch.equal(asked.time, questions["time"][asked.edge_index[1]] - 1)  # the row is always seen
 
@@ -289,12 +286,7 @@ def test_what_is_left_out_is_told(tmp_path: Path) -> None:
     from pyarrow import parquet
 
     source = write(tmp_path / "source", FILES | {"customer.csv": None})
-    columns = {
-        "id": ["b7", "a3", "c1", "d9"],
-        "tags": [["x"], [], ["y"], None],
-        "one": [1, 1, 1, 1],
-        "none": [None] * 4,
-    }
+    columns = {"id": ["b7", "a3", "c1", "d9"], "tags": [["x"], [], ["y"], None], "one": [1] * 4, "none": [None] * 4}
     parquet.write_table(pa.table(columns), source / "customer.parquet")
     prepare_graph(source, tmp_path / "graph")
     graph = Graph.open(tmp_path / "graph")
@@ -321,9 +313,8 @@ def test_kinds_are_told_or_found(tmp_path: Path) -> None:
 
 
 def test_texts_by_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "lengths_of_texts.py").write_text(
-        "def lengths(texts):\n    return [[len(text), 1] for text in texts]\n"
-    )
+    by_length = "def lengths(texts):\n    return [[len(text), 1] for text in texts]\n"
+    (tmp_path / "lengths_of_texts.py").write_text(by_length)
     monkeypatch.syspath_prepend(tmp_path)
     graph = prepared(tmp_path, FILES | {"database.yaml": MANIFEST + "text: lengths_of_texts:lengths\n"})
     assert column(graph, "order", "note").tolist() == [[4, 1, 0], [0, 0, 1], [9, 1, 0], [4, 1, 0], [5, 1, 0], [5, 1, 0]]

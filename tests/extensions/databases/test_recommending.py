@@ -12,14 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_gnn_dist import (
-    GrappaStrategy,
-    LinkDataModule,
-    PartitionedDataModule,
-    PredictionWriter,
-    TemporalSampler,
-    prepare_graph,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.databases.column_encoder import read_tables
 from lightning_gnn_dist.extensions.databases.shop import write_shop
 from lightning_gnn_dist.extensions.links.ranking import (
@@ -32,10 +25,10 @@ from lightning_gnn_dist.extensions.links.ranking import (
 from lightning_gnn_dist.extensions.serving.answering import Answerer
 from lightning_gnn_dist.extensions.serving.question import Limits
 from lightning_gnn_dist.extensions.shards.one_shard import OneShard
+from tests.data_fitting import trainer
 from tests.ranks import run_ranks
 
 K, HOPS, ANSWERS = 3, 3, ("buys", "answer", "product")
-QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +37,7 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_shop(folder / "shop", 30, 8)
     manifest = folder / "shop" / "tasks" / "buys" / "manifest.yaml"
     manifest.write_text(manifest.read_text().replace("eval_k: 10", f"eval_k: {K}"))
-    prepare_graph(folder / "shop", folder / "graph")
+    lgd.prepare_graph(folder / "shop", folder / "graph")
     return folder
 
 
@@ -105,15 +98,15 @@ class Sums(pl.LightningModule):
 
 
 def judged(rank: int, world_size: int, path: str) -> tuple[dict[str, float], Any, Any, list[tuple[int, int, int]]]:
-    strategy: Any = "auto" if world_size == 1 else GrappaStrategy()
-    trainer = pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, max_epochs=1, **QUIET)  # type: ignore[arg-type]
-    sampler = TemporalSampler([-1] * HOPS, "time")
-    data = LinkDataModule(path, task="buys", sampler=sampler, batch_size=16, num_negatives=2)
+    strategy: Any = "auto" if world_size == 1 else lgd.GrappaStrategy()
+    running = trainer(world_size, strategy, max_epochs=1)
+    sampler = lgd.TemporalSampler([-1] * HOPS, "time")
+    data = lgd.LinkDataModule(path, task="buys", sampler=sampler, batch_size=16, num_negatives=2)
     module = Sums()
-    trainer.fit(module, data)
-    (figures,) = trainer.test(module, data, verbose=False)
-    figures |= {"val": float(trainer.validate(module, data, verbose=False)[0]["map"])}
-    trainer.test(module, data, verbose=False)
+    running.fit(module, data)
+    (figures,) = running.test(module, data, verbose=False)
+    figures |= {"val": float(running.validate(module, data, verbose=False)[0]["map"])}
+    running.test(module, data, verbose=False)
     assert module.map.best is not None
     return figures, module.map.best.questions, module.map.best, module.asked
 
@@ -201,16 +194,16 @@ class Recommends(Sums):
 def predicted(
     rank: int, world_size: int, path: str, out: str
 ) -> tuple[list[tuple[int, list[int], list[float]]], dict[str, Any], list[int]]:
-    def trainer(*names: str) -> pl.Trainer:
-        strategy: Any = "auto" if world_size == 1 else GrappaStrategy()
-        writers: Any = [PredictionWriter(Path(out, name)) for name in names]
-        return pl.Trainer(accelerator="cpu", devices=world_size, strategy=strategy, callbacks=writers, **QUIET)  # type: ignore[arg-type]
+    def writing(*names: str) -> pl.Trainer:
+        strategy: Any = "auto" if world_size == 1 else lgd.GrappaStrategy()
+        writers: Any = [lgd.PredictionWriter(Path(out, name)) for name in names]
+        return trainer(world_size, strategy, callbacks=writers)
 
-    sampler = TemporalSampler([-1] * HOPS, "time")
-    data, module = LinkDataModule(path, task="buys", sampler=sampler, batch_size=16), Recommends(path)
-    found: Any = trainer("all.npy", "all.parquet").predict(module, data)
+    sampler = lgd.TemporalSampler([-1] * HOPS, "time")
+    data, module = lgd.LinkDataModule(path, task="buys", sampler=sampler, batch_size=16), Recommends(path)
+    found: Any = writing("all.npy", "all.parquet").predict(module, data)
     assert all(len(each.questions) == 0 for each in found[:-1])
-    few: Any = trainer("some.npy").predict(module, data.only([40, 3, 17]))
+    few: Any = writing("some.npy").predict(module, data.only([40, 3, 17]))
     rows = [(q, r, s) for q, r, s in zip(*(part.tolist() for part in found[-1]), strict=True)]
     return rows, data.named(found[-1]), few[-1].questions.tolist()
 
@@ -249,7 +242,7 @@ def test_predictions_are_the_walk_by_hand(world_size: int, shop: Path, tmp_path:
 
 def test_a_prediction_that_was_broken_off_leaves_nothing(shop: Path) -> None:
     path = str(shop / "graph")
-    data, module = LinkDataModule(path, task="buys", batch_size=16), Recommends(path)
+    data, module = lgd.LinkDataModule(path, task="buys", batch_size=16), Recommends(path)
     batches = list(data.predict_dataloader())
     with torch.no_grad():
         fresh = [module.predict_step(batch) for batch in batches][-1]
@@ -270,8 +263,8 @@ def test_its_figure_by_hand() -> None:
 
 def test_the_loss_is_that_of_each_answer_among_its_false_ones(shop: Path) -> None:
     tables = read_tables(shop / "graph")
-    head, data = RecommendingHead(tables, "buys", 4), LinkDataModule(shop / "graph", task="buys", num_negatives=2)
-    assert data.sampler == TemporalSampler([16, 8, 4], "time", pick="latest")
+    head, data = RecommendingHead(tables, "buys", 4), lgd.LinkDataModule(shop / "graph", task="buys", num_negatives=2)
+    assert data.sampler == lgd.TemporalSampler([16, 8, 4], "time", pick="latest")
     batch: Any = next(iter(data.train_dataloader()))
     rows = {kind: torch.randn(batch[kind].num_nodes, 4) for kind in ("buys", "product")}
     sender, receiver = batch[ANSWERS].edge_label_index
@@ -284,26 +277,26 @@ def test_the_loss_is_that_of_each_answer_among_its_false_ones(shop: Path) -> Non
 def test_what_does_not_go_together_is_refused(shop: Path) -> None:
     path = shop / "graph"
     with pytest.raises(ValueError, match=r"task must be a task that recommends, one of \['buys'\], got 'stays'. Part"):
-        LinkDataModule(path, task="stays")
+        lgd.LinkDataModule(path, task="stays")
     with pytest.raises(ValueError, match=r"'buys' recommends, and has no labels: .*LinkDataModule"):
-        PartitionedDataModule(path, task="buys")
+        lgd.PartitionedDataModule(path, task="buys")
     with pytest.raises(ValueError, match=r"task must be one of \['buys', 'stays'\], got 'by'"):
-        PartitionedDataModule(path, task="by")
+        lgd.PartitionedDataModule(path, task="by")
     with pytest.raises(ValueError, match=r"does not draw by these: take TemporalSampler"):
-        LinkDataModule(path, task="buys", sampler=TemporalSampler([4], "edge_time"))
+        lgd.LinkDataModule(path, task="buys", sampler=lgd.TemporalSampler([4], "edge_time"))
     for index in range(2):
-        prepare_graph(shop / "shop", shop / "shards", shard=OneShard(index, 2))
+        lgd.prepare_graph(shop / "shop", shop / "shards", shard=OneShard(index, 2))
     with pytest.raises(ValueError, match=r"task='buys' from the whole graph, and .*shards holds shards: .*--shard"):
-        LinkDataModule(shop / "shards", task="buys")
+        lgd.LinkDataModule(shop / "shards", task="buys")
     with pytest.raises(ValueError, match=r"'buys' recommends, and has no labels: .*LinkDataModule"):
-        PartitionedDataModule(shop / "shards", task="buys")
-    data = LinkDataModule(path, task="buys")
+        lgd.PartitionedDataModule(shop / "shards", task="buys")
+    data = lgd.LinkDataModule(path, task="buys")
     with pytest.raises(ValueError, match=r"nodes must lie in \[0, "):
         data.only([10**6])
     with pytest.raises(TypeError, match=r"found must be what trainer.predict"):
         data.named([torch.zeros(2)])  # type: ignore[arg-type]
-    trainer = pl.Trainer(accelerator="cpu", devices=1, limit_predict_batches=1, **QUIET)  # type: ignore[arg-type]
+    limited = trainer(1, limit_predict_batches=1)
     with pytest.raises(ValueError, match="limit_predict_batches would leave out receivers"):
-        trainer.predict(Recommends(str(path)), data)
+        limited.predict(Recommends(str(path)), data)
     with pytest.raises(TypeError, match=r"whose nodes are predicted \(the best links of nodes are written by predict"):
-        Answerer(trainer, Recommends(str(path)), data, Limits(), 10)
+        Answerer(limited, Recommends(str(path)), data, Limits(), 10)

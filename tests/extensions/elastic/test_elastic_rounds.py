@@ -136,13 +136,11 @@ def share_a_graph(rank: int, world_size: int, folder: str, fate: Fate) -> tuple[
     fate_round = 2
     graph, sampler = lgd.communities(600, 4, num_features=32, noise=2.0), lgd.NeighborSampler([4, 4])
     options: dict[str, Any] = {"sampler": sampler, "batch_size": 8, "loading": lgd.Loading(num_threads=0)}
-    data = lgd.PartitionedDataModule(
-        graph, partitioner=lgd.RandomPartitioner(), holding=lgd.Holding(cache_dir=folder), **options
-    )
+    options |= {"partitioner": lgd.RandomPartitioner(), "holding": lgd.Holding(cache_dir=folder)}
+    data = lgd.PartitionedDataModule(graph, **options)
     module = Sharing(32, 4, lr=0.03)
-    strategy = lgd.TMAStrategy(
-        lgd.EverySteps(5), peers=lgd.Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size), weights="nodes"
-    )
+    peers = lgd.Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
+    strategy = lgd.TMAStrategy(lgd.EverySteps(5), peers=peers, weights="nodes")
     trainer = fit(rank, strategy, module, devices=1, train=data, max_epochs=6)
     return module.seeds, module.members, float(trainer.callback_metrics["accuracy"]), state_of(module)
 
@@ -235,9 +233,8 @@ def test_what_needs_no_gradient_is_equal_after_a_meeting_too(lighthouse: None) -
 def see_other_labels(rank: int, world_size: int) -> None:
     graph = lgd.communities(600, 4, num_features=32)
     graph.node_arrays["y"] = graph.node_arrays["y"].roll(rank, 0)
-    strategy = lgd.TMAStrategy(
-        lgd.EverySteps(5), peers=lgd.Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
-    )
+    peers = lgd.Elastic(patience=60, timeout=TIMEOUT_SECONDS, ranks=world_size)
+    strategy = lgd.TMAStrategy(lgd.EverySteps(5), peers=peers)
     data = lgd.PartitionedDataModule(graph, partitioner=lgd.RandomPartitioner(), loading=lgd.Loading(num_threads=0))
     fit(rank, strategy, SAGE(32, 4), devices=1, train=data)
 

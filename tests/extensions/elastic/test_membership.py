@@ -1,7 +1,10 @@
-"""Membership, as far as one process can tell. The rest is in strategies/test_elastic_rounds.py."""
+"""Membership, as far as one process can tell, and its page. The rest is in test_elastic_rounds.py."""
 
 import importlib.util
 import os
+import re
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,7 @@ from torch import Tensor
 from lightning_gnn_dist import Elastic
 from lightning_gnn_dist.extensions.elastic.launcher import Launcher
 from lightning_gnn_dist.extensions.elastic.membership import (
+    LIGHTHOUSE,
     RANK,
     RANKS,
     Membership,
@@ -25,8 +29,11 @@ from lightning_gnn_dist.extensions.elastic.membership import (
     waits,
 )
 from lightning_gnn_dist.wire import collectives
+from tests.pages import ROOT, blocks
+from tests.python_server import fast_python
 from tests.ranks import join, run_ranks
 from tests.test_public import NOT_FOR_GRAPHS, loaded
+from tests.test_readme_code import commands
 
 HAS_TORCHFT = importlib.util.find_spec("torchft") is not None
 
@@ -139,3 +146,34 @@ def test_a_rank_that_is_started_again_is_not_taken_for_the_dead_one(tmp_path: Pa
 @pytest.mark.slow
 def test_the_launcher_needs_neither_pyg_nor_lightning() -> None:
     assert loaded("import lightning_gnn_dist.extensions.elastic.launcher") & NOT_FOR_GRAPHS == set()
+
+
+# What the page on ranks that may die says, run as it stands.
+
+
+@pytest.mark.slow
+def test_the_elastic_block_runs_as_its_page_says(tmp_path: Path) -> None:
+    pytest.importorskip("torchft", reason="torchft is not installed: pip install lightning-gnn-dist[elastic]")
+    (block,) = [block for block in blocks("python", "elastic") if "peers=Elastic())" in block.code]
+    (tmp_path / "block.txt").write_text(block.code)
+    runs = 'from tests.test_readme_code import run_block\nrun_block(0, 1, open("block.txt").read(), ".")\n'
+    (tmp_path / "train.py").write_text(runs)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "lightning_gnn_dist", "elastic", "--ranks", "2", "--", fast_python(), "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0 and "[elastic]" not in done.stdout, done.stderr
+    assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
+
+
+def test_the_variables_of_elastic_ranks_are_those_that_are_read() -> None:
+    code = "".join(block.code for block in blocks("console", "elastic"))
+    assert set(re.findall(r"\b([A-Z_]{6,})=", code)) == {LIGHTHOUSE, RANK, RANKS}
+
+
+@pytest.mark.slow
+def test_the_lighthouse_has_these_options() -> None:
+    if (program := shutil.which("torchft_lighthouse", path=str(Path(sys.executable).parent))) is None:
+        pytest.skip("torchft is not installed: pip install lightning-gnn-dist[elastic]")
+    known = subprocess.run([program, "--help"], capture_output=True, text=True, timeout=240, check=True).stdout
+    (words,) = commands("torchft_lighthouse")
+    assert all(word in known for word in words if word.startswith("--"))

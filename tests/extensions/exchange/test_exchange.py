@@ -1,4 +1,4 @@
-"""What boundary=Exchange() needs, sends and leaves behind."""
+"""An exchange loses nothing; what it needs, sends and leaves behind."""
 
 import itertools
 import math
@@ -14,31 +14,127 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+from torch_geometric.data import Data
 from torch_geometric.nn import GraphSAGE, SAGEConv
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.wire.collectives import traffic
-from tests.boundary.models import Model, Normed, learned_by_hand, model, weighted_data, weights_of
-from tests.boundary.test_whole_graph import odd
+from tests.boundary.models import (
+    MODELS,
+    Model,
+    Normed,
+    Weights,
+    check_learned,
+    learned_by_hand,
+    model,
+    weighted_data,
+    weights_of,
+)
+from tests.boundary.test_whole_graph import STEPS, odd
+from tests.boundary.test_whole_graph import fit as fit_cases
+from tests.boundary.typed_parts import CLOSE, DATA, OPTIONS, RANKS, owners
+from tests.callbacks.test_run_report import Told, fit
+from tests.callbacks.test_run_report import logged as logged_numbers
+from tests.cli.test_train import check_config
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE
-from tests.extensions.ready_made.models_by_layers import Ready
+from tests.every_strategy import PATIENCE, plain_ddp
+from tests.extensions.ready_made.models_by_layers import READY, Ready
 from tests.layers.models import NUM_CLASSES, NUM_FEATURES, graph_of
+from tests.layers.typed_model import ByLayers
 from tests.ranks import run_ranks
+from tests.slow import slow
 
 
 def data_of(graph: Any, num_layers: int = 2, **options: Any) -> lgd.PartitionedDataModule:
-    defaults = {
-        "partitioner": lgd.RandomPartitioner(),
-        "sampler": lgd.WholePartSampler(num_layers),
-        "boundary": lgd.Exchange(),
-    }
+    defaults: dict[str, Any] = {"partitioner": lgd.RandomPartitioner(), "sampler": lgd.WholePartSampler(num_layers)}
+    defaults["boundary"] = lgd.Exchange()
     return lgd.PartitionedDataModule(graph, **(defaults | options))
 
 
 def quick(world_size: int, strategy: Any = None, **options: Any) -> pl.Trainer:
     defaults: dict[str, Any] = {"max_epochs": 2, "limit_val_batches": 0, "precision": "64-true"}
     return trainer(world_size, strategy or lgd.GrappaStrategy(**PATIENCE), **(defaults | options))
+
+
+# It loses nothing: ranks take the steps of one process on the whole graph, also with types.
+
+
+def exchanges(num_layers: int, data: Data, world_size: int) -> dict[str, Any]:
+    sampler = lgd.WholePartSampler(num_layers)
+    return {"partitioner": odd(data, world_size), "sampler": sampler, "boundary": lgd.Exchange()}
+
+
+@pytest.mark.parametrize("world_size", [2, slow(4), slow(5)])
+def test_an_exchange_loses_nothing(world_size: int) -> None:
+    data = weighted_data()
+    cases = [(name, 3) for name in MODELS + (READY if world_size > 2 else [])] + [("SAGE", 1), ("GAT", 2)]
+    check_learned(cases, run_ranks(fit_cases, world_size, data, cases, {"data": exchanges}), STEPS)
+
+
+@pytest.mark.slow
+def test_an_exchange_loses_nothing_under_ddp() -> None:
+    data = weighted_data()
+    cases = [("SAGE", 2), ("JK", 3)]
+    check_learned(cases, run_ranks(fit_cases, 3, data, cases, {"data": exchanges, "strategy": plain_ddp}), STEPS)
+
+
+def by_hand(num_layers: int, steps: int) -> Weights:
+    """Gradient descent of one process on the whole graph."""
+    module, papers = ByLayers(DATA.edge_types, num_layers), DATA["paper"]
+    for _ in range(steps):
+        rows = module.whole(DATA)["paper"]
+        loss = cross_entropy(rows[papers.train_mask], papers.y[papers.train_mask])
+        gradient = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True)
+        for p, g in zip(module.parameters(), gradient, strict=True):
+            p.data -= 0.1 * (0 if g is None else g)
+    return {name: p.detach() for name, p in module.named_parameters()}
+
+
+def exchanged(
+    rank: int,
+    world_size: int,
+    where: Any,
+    num_layers: int,
+    folder: Path,
+    exchange: lgd.Exchange,
+    accelerator: str = "cpu",
+) -> Weights:
+    options: dict[str, Any] = OPTIONS | {"accelerator": accelerator}
+
+    def fit_until(epochs: int, **resumed: Any) -> ByLayers:
+        cut = {} if isinstance(where, Path) else {"partitioner": owners(where, world_size)}
+        cut |= {"sampler": lgd.WholePartSampler(num_layers), "boundary": exchange, "seed": 0}
+        data = lgd.PartitionedDataModule(where, **cut)
+        strategy = lgd.GrappaStrategy(**PATIENCE, find_unused_parameters=True)
+        run = trainer(world_size, strategy, max_epochs=epochs, **options)
+        module = ByLayers(DATA.edge_types, num_layers)
+        run.fit(module, data, **resumed)
+        run.save_checkpoint(folder / "half.ckpt")
+        return module
+
+    fit_until(2)
+    return {name: p.detach().cpu() for name, p in fit_until(4, ckpt_path=folder / "half.ckpt").named_parameters()}
+
+
+@pytest.mark.parametrize("accelerator", ["cpu", pytest.param("gpu", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(("num_layers", "place"), [slow(2, "RAM"), (3, "RAM"), (2, "shards")])
+def test_an_exchange_is_one_process(num_layers: int, place: str, accelerator: str, tmp_path: Path) -> None:
+    where: Any = lgd.Graph.from_pyg(DATA)
+    num_ranks = RANKS if place == "RAM" else 2
+    if accelerator == "gpu" and torch.cuda.device_count() < num_ranks:
+        pytest.skip(f"fewer than {num_ranks} CUDA devices")
+    if place == "shards":
+        lgd.save_shards(where, owners(where, 2), tmp_path / "shards")
+        where = tmp_path / "shards"
+    expected = by_hand(num_layers, 4)
+    for found in run_ranks(exchanged, num_ranks, where, num_layers, tmp_path, lgd.Exchange(), accelerator):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, **CLOSE)
+
+
+@pytest.mark.slow
+def test_the_shipped_config_trains(tmp_path: Path) -> None:
+    check_config("whole_graph.yaml", tmp_path)
 
 
 # What it sends.
@@ -65,10 +161,8 @@ def sent_by(world_size: int, data: Any, exchange: lgd.Exchange) -> tuple[list[fl
     parts = data_of(graph_of(data), 3, boundary=exchange)
     running = quick(world_size, max_epochs=5, callbacks=[Count()])
     running.fit(module, parts)
-    total, rows = (
-        [after - start for start, after in itertools.pairwise(counts[1:])] for counts in zip(*before, strict=True)
-    )
-    return total, rows, float(running.callback_metrics["comm/boundary_bytes"])
+    spent = [[after - start for start, after in itertools.pairwise(of[1:])] for of in zip(*before, strict=True)]
+    return spent[0], spent[1], float(running.callback_metrics["comm/boundary_bytes"])
 
 
 def rows_moved(data: Any, owner: list[int], num_layers: int, num_ranks: int, share: float = 1.0) -> list[int]:
@@ -99,45 +193,30 @@ def test_a_step_sends_rows_and_gradients_that_edges_ask_for() -> None:
             assert measured == pytest.approx([of_grappa + rows for rows in at_boundary], abs=1e-6)
 
 
+def fit_with_exchange(rank: int, world_size: int, folder: Path, strategy: Any) -> Told:
+    data, report = data_of(graph_of(weighted_data())), lgd.RunReport()
+    fit(folder, world_size, strategy, [report], data, model("SAGE", 2), precision="64-true")
+    return report.ranks, report.table
+
+
+@pytest.mark.parametrize("strategy", [pytest.param("grappa", marks=pytest.mark.slow), "ddp"])
+def test_rows_at_the_boundary_are_told_apart(strategy: str, tmp_path: Path) -> None:
+    (ranks, table), _ = run_ranks(fit_with_exchange, 2, tmp_path, strategy)
+    assert "MB at boundary" in table and min(rank["boundary_bytes"] for rank in ranks) > 0
+    assert strategy == "ddp" or all(rank["bytes_sent"] > rank["boundary_bytes"] for rank in ranks)
+    step, *_ = steps = logged_numbers(tmp_path, "comm/boundary_bytes")
+    assert steps == [step, 2 * step, 3 * step] and ranks[0]["boundary_bytes"] == steps[-1]
+    assert bool(logged_numbers(tmp_path, "comm/bytes_sent")) == (strategy == "grappa")
+
+
 # Where it runs.
-
-
-def check(found: dict[str, Tensor], name: str, steps: int) -> None:
-    for key, value in learned_by_hand(name, 2, weighted_data(), steps).items():
-        assert torch.allclose(found[key], value, rtol=0, atol=1e-12), key
-
-
-def resumed(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
-    module, data = model("GAT", 2), weighted_data()
-    half = quick(world_size, max_epochs=2)
-    half.fit(module, data_of(graph_of(data), partitioner=odd(data, world_size)))
-    half.save_checkpoint(folder / "half.ckpt")
-    module, parts = model("GAT", 2), data_of(graph_of(data), partitioner=odd(data, world_size))
-    quick(world_size, max_epochs=4).fit(module, parts, ckpt_path=folder / "half.ckpt")
-    return weights_of(module)
-
-
-def test_a_resumed_fit_is_one_that_never_stopped(tmp_path: Path) -> None:
-    for found in run_ranks(resumed, 4, tmp_path):
-        check(found, "GAT", 4)
-
-
-def validated(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
-    module, graph = model("SAGE", 2), lgd.Graph.open(folder / "graph")
-    quick(world_size, limit_val_batches=1.0, max_epochs=4).fit(module, data_of(graph))
-    return weights_of(module)
-
-
-def test_a_graph_in_files_with_validation_between_steps(tmp_path: Path) -> None:
-    graph_of(weighted_data()).save(tmp_path / "graph")
-    for found in run_ranks(validated, 2, tmp_path):
-        check(found, "SAGE", 4)
 
 
 def test_one_rank_needs_no_exchange() -> None:
     data, module = weighted_data(), model("SAGE", 2)
     quick(1, "auto", max_epochs=4).fit(module, data_of(graph_of(data)))
-    check(weights_of(module), "SAGE", 4)
+    for key, value in learned_by_hand("SAGE", 2, data, 4).items():
+        assert torch.allclose(weights_of(module)[key], value, rtol=0, atol=1e-12), key
 
 
 class SeesMasks(Model):

@@ -22,7 +22,6 @@ from lightning_gnn_dist.extensions.exchange.row_exchange import THREAD_NAME, Rou
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.boundary.models import Model, learned_by_hand, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import odd
-from tests.data_fitting import trainer
 from tests.extensions.exchange.test_exchange import data_of, quick
 from tests.layers.models import graph_of
 from tests.ranks import run_ranks, start_ranks
@@ -178,32 +177,19 @@ def fit_with_a_fault(
     patience: float = PATIENCE_SECONDS,
 ) -> tuple[str, str]:
     module = Faulty(fault)
-    data = lgd.PartitionedDataModule(
-        graph_of(weighted_data()),
-        partitioner=lgd.RandomPartitioner(),
-        sampler=lgd.WholePartSampler(3),
-        boundary=exchange,
-    )
+    data = data_of(graph_of(weighted_data()), 3, boundary=exchange)
     strategy = lgd.GrappaStrategy(launch=lgd.Launch(timeout=timedelta(seconds=patience)))
-    running = trainer(world_size, strategy, max_epochs=8, limit_val_batches=0, precision="64-true")
     try:
-        running.fit(module, data)
+        quick(world_size, strategy, max_epochs=8).fit(module, data)
     except (RuntimeError, KeyError) as error:
         return str(error), str(error.__cause__)
     return "", ""
 
 
-@pytest.mark.slow
-def test_a_rank_that_raises_is_named() -> None:
-    of_ranks = run_ranks(fit_with_a_fault, 3, "raise", lgd.Exchange(), NEVER)
-    assert of_ranks[1][0] == "'a fault'"
-    for said, _ in (of_ranks[0], of_ranks[2]):
-        assert said.startswith("Rank ") and "in step 3, behind layer 1 (forward), and rank 1 on " in said
-
-
 def outcomes_of(fault: str, exchange: lgd.Exchange) -> list[tuple[str, str]]:
     """What ranks say: at once of one that has died, after their patience of one that has left or stands still."""
-    patience = NEVER if fault == "kill" else PATIENCE_SECONDS
+    knows_at_once = fault == "kill" or (fault == "raise" and not exchange.overlap)
+    patience = NEVER if knows_at_once else PATIENCE_SECONDS
     with start_ranks(fit_with_a_fault, 3, fault, exchange, patience) as ranks:
         if fault == "stop":
             ranks.wait_for({0, 2})
@@ -212,19 +198,16 @@ def outcomes_of(fault: str, exchange: lgd.Exchange) -> list[tuple[str, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", ["kill", "stop"])
-def test_a_rank_that_is_gone_is_named(fault: str) -> None:
-    of_ranks = outcomes_of(fault, lgd.Exchange())
-    for said, _ in (of_ranks[0], of_ranks[2]):
-        assert f"and rank 1 on {HOST} did not answer" in said
-
-
-@pytest.mark.slow
+@pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("fault", ["raise", "kill", "stop"])
-def test_ranks_end_though_rows_are_under_way(fault: str) -> None:
-    of_ranks = outcomes_of(fault, lgd.Exchange(overlap=True))
+def test_a_rank_that_is_gone_is_named_also_while_rows_are_under_way(fault: str, overlap: bool) -> None:
+    of_ranks = outcomes_of(fault, lgd.Exchange(overlap=overlap))
+    assert fault != "raise" or of_ranks[1][0] == "'a fault'"
     for said, _ in (of_ranks[0], of_ranks[2]):
-        assert f"ank 1 on {HOST} did not answer" in said
+        if fault == "raise" and not overlap:
+            assert said.startswith("Rank ") and "in step 3, behind layer 1 (forward), and rank 1 on " in said
+        else:
+            assert f"ank 1 on {HOST} did not answer" in said
 
 
 @pytest.mark.slow

@@ -9,19 +9,20 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
-from torch_geometric.data import Data
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import SAGEConv
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.wire.collectives import traffic
 from tests.boundary.models import Model, Weights, model, weighted_data, weights_of
 from tests.boundary.test_whole_graph import unequal
+from tests.boundary.typed_parts import CLOSE, DATA, OPTIONS, owners
 from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.layers.models import graph_of
-from tests.layers.typed_model import some_data
+from tests.layers.typed_model import ByLayers, some_data
 from tests.ranks import run_ranks
 
 RANKS, ROUNDS, STEPS, CHUNKS = 3, 3, 2, 9
@@ -130,12 +131,8 @@ def redealt(chunks: Tensor) -> Callable[[int], list[tuple[Tensor, Tensor]]]:
 
 def parts(num_layers: int, **options: Any) -> lgd.PartitionedDataModule:
     data = weighted_data()
-    defaults = {
-        "partitioner": unequal(data, RANKS),
-        "sampler": lgd.WholePartSampler(num_layers),
-        "boundary": lgd.History(),
-        "batch_size": 1000,
-    }
+    defaults: dict[str, Any] = {"partitioner": unequal(data, RANKS), "sampler": lgd.WholePartSampler(num_layers)}
+    defaults |= {"boundary": lgd.History(), "batch_size": 1000}
     return lgd.PartitionedDataModule(graph_of(data), **(defaults | options))
 
 
@@ -196,29 +193,6 @@ def test_local_steps_with_rows_of_the_last_meeting_are_those_by_hand() -> None:
                 assert torch.equal(found[case][key], of_ranks[0][case][key]), "replicas differ"
 
 
-def resumed(rank: int, world_size: int, folder: Path) -> tuple[Weights, Weights]:
-    """The weights of a fit that never stopped, and of one that did."""
-    _, strategy, options = CASES["rotated, with drift"]
-    found = []
-    for rounds, path in ((ROUNDS, None), (1, None), (ROUNDS, folder / "stopped.ckpt")):
-        module, running = model("SAGE", 3), quick(strategy(), max_epochs=rounds)
-        running.fit(module, parts(3, **options), ckpt_path=path)
-        if rounds == 1:
-            running.save_checkpoint(folder / "stopped.ckpt")
-        found.append(weights_of(module))
-    return found[0], found[2]
-
-
-@pytest.mark.slow
-def test_a_resumed_fit_is_one_that_never_stopped(tmp_path: Path) -> None:
-    for whole, stopped in run_ranks(resumed, RANKS, tmp_path):
-        for key, value in whole.items():
-            assert torch.equal(stopped[key], value), key
-
-
-# What rows of meetings cost, what they need, and who is named where a rank does not answer.
-
-
 # What it sends.
 
 
@@ -258,22 +232,11 @@ def test_a_round_sends_the_rows_that_edges_ask_for() -> None:
         assert with_rows - without == pytest.approx(moved * 5 * 8 + headers, abs=1e-6)
 
 
-# What is refused, and who is named.
+# What is refused, and who is named where a rank does not answer.
 
 
 class WithoutLayers(Model):
     layers = None  # type: ignore[assignment]
-
-
-class ReadsEdges(Model):
-    def forward(self, batch: Any) -> Tensor:
-        return self.convs[0](batch.x, batch.edge_index)[: batch.batch_size]
-
-
-class Normed(Model):
-    def __init__(self, kind: Any, num_layers: int) -> None:
-        super().__init__(kind, num_layers)
-        self.norm = nn.BatchNorm1d(5)
 
 
 def no_rounds() -> lgd.GrappaStrategy:
@@ -286,16 +249,8 @@ def by_time() -> lgd.TMAStrategy:
 
 CHANGING = {"holding": lgd.Holding(lgd.Rotate(), every=3)}
 REFUSED: list[tuple[Any, int, Callable[[], Any], dict[str, Any], str]] = [
-    (
-        Model,
-        3,
-        no_rounds,
-        {},
-        "GrappaStrategy has no meetings: use LocalSGDStrategy(), LLCGStrategy() or TMAStrategy()",
-    ),
+    (Model, 3, no_rounds, {}, "GrappaStrategy has no meetings: use LocalSGDStrategy(), LLCGStrategy() or TMAStrategy"),
     (WithoutLayers, 3, averaging, {}, "WithoutLayers does not say what its layers are: define layers()"),
-    (ReadsEdges, 3, averaging, {}, "This batch has no edge_index: with boundary=Exchange() ranks send each other rows"),
-    (Normed, 3, averaging, {}, "norm (BatchNorm1d) normalises by the rows of all nodes at once"),
     (Model, 2, averaging, {}, "layers() returns 2 layers, and the sampler has 3 hops"),
     (Model, 3, averaging, CHANGING, "round 1 is of batches 2 to 3, and parts change every 3 batches"),
     (Model, 3, by_time, CHANGING, "with EverySeconds(seconds=30.0) nobody knows before when that is"),
@@ -374,3 +329,72 @@ def test_types_that_a_sampler_leaves_out_are_refused() -> None:
     left = {kind: [0, 0] if kind[1] == "cites" else [-1, -1] for kind in data.edge_types}
     with pytest.raises(ValueError, match=r"boundary=History\(\) computes rows by edges of all types, and Neighbor"):
         lgd.PartitionedDataModule(lgd.Graph.from_pyg(data), sampler=lgd.NeighborSampler(left), boundary=lgd.History())
+
+
+# With types too, local steps read the rows of the last meeting at the boundary.
+
+
+def part_loss(module: ByLayers, data: HeteroData, inside: dict[str, Tensor], known: list[dict[str, Tensor]]) -> Tensor:
+    """The loss of a part: of nodes outside of it, layers read the rows of the last meeting."""
+    x = data.x_dict
+    for index in range(len(module.convs)):
+        x = module.rows(index, x, data.edge_index_dict)
+        if index < len(known):
+            x = {kind: torch.where(inside[kind][:, None], x[kind], known[index][kind]) for kind in x}
+    seeds = inside["paper"] & data["paper"].train_mask
+    return functional.cross_entropy(x["paper"][seeds], data["paper"].y[seeds])
+
+
+def history_by_hand(num_layers: int, rounds: int, steps: int, owner: Tensor, graph: lgd.Graph) -> Weights:
+    module = ByLayers(DATA.edge_types, num_layers)
+    for _ in range(rounds):
+        known, x = list[dict[str, Tensor]](), DATA.x_dict
+        with torch.no_grad():
+            for index in range(num_layers - 1):
+                known.append(x := module.rows(index, x, DATA.edge_index_dict))
+        replicas = []
+        for rank in range(2):
+            replica = ByLayers(DATA.edge_types, num_layers)
+            replica.load_state_dict(module.state_dict())
+            of_types = {kind: graph.types.nodes_of(kind) for kind in DATA.node_types}
+            inside = {kind: owner[nodes.start : nodes.stop] == rank for kind, nodes in of_types.items()}
+            for _ in range(steps):
+                weights, loss = list(replica.parameters()), part_loss(replica, DATA, inside, known)
+                for p, g in zip(weights, torch.autograd.grad(loss, weights, allow_unused=True), strict=True):
+                    p.data -= 0.1 * (0 if g is None else g)
+            replicas.append(replica)
+        pairs = zip(*(replica.parameters() for replica in replicas), strict=True)
+        for p, values in zip(module.parameters(), pairs, strict=True):
+            p.data = torch.stack([value.detach() for value in values]).mean(0)
+    return {name: p.detach() for name, p in module.named_parameters()}
+
+
+def remembered(rank: int, world_size: int, num_layers: int, sampler: Any, folder: Path) -> Weights:
+    graph = lgd.Graph.from_pyg(DATA)
+
+    def fit(epochs: int, **resumed: Any) -> ByLayers:
+        how: dict[str, Any] = {"sampler": sampler, "boundary": lgd.History(), "batch_size": 1000, "seed": 0}
+        data = lgd.PartitionedDataModule(graph, partitioner=owners(graph, 2), **how)
+        strategy = lgd.LocalSGDStrategy(lgd.EverySteps(2), weights="uniform", **PATIENCE)
+        module = ByLayers(DATA.edge_types, num_layers)
+        run = trainer(world_size, strategy, max_epochs=epochs, **OPTIONS)
+        run.fit(module, data, **resumed)
+        run.save_checkpoint(folder / "half.ckpt")
+        return module
+
+    fit(1)
+    return {name: p.detach() for name, p in fit(3, ckpt_path=folder / "half.ckpt").named_parameters()}
+
+
+OF_LAYERS = [(2, lgd.WholePartSampler(2)), (3, lgd.WholePartSampler(3)), (2, lgd.NeighborSampler([-1, -1]))]
+
+
+@pytest.mark.parametrize(("num_layers", "sampler"), OF_LAYERS)
+def test_with_types_too_and_when_they_are_resumed_they_are_those_by_hand(
+    num_layers: int, sampler: Any, tmp_path: Path
+) -> None:
+    graph = lgd.Graph.from_pyg(DATA)
+    expected = history_by_hand(num_layers, 3, 2, owners(graph, 2).assignment, graph)
+    for found in run_ranks(remembered, 2, num_layers, sampler, tmp_path):
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, **CLOSE)

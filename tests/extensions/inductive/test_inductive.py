@@ -13,11 +13,15 @@ from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GATConv, GCNConv, SAGEConv
 
 import lightning_gnn_dist as lgd
+from lightning_gnn_dist.graph.user_ids import nodes_with_ids
+from tests.callbacks.test_predictions import COUNT, NAMES, Rows, prepared, prepared_from, start
+from tests.callbacks.test_predictions import check as check_table
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.extensions.temporal.test_fits import SAMPLER, Watcher, temporal_graph
 from tests.extensions.temporal.test_fits import by_hand as by_hand_in_time
 from tests.ranks import run_ranks
+from tests.slow import slow
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 SOME = [7, 300, 12, 299, 0]
@@ -80,9 +84,8 @@ STRATEGIES: dict[str, Any] = {
 def judged_elsewhere(rank: int, world_size: int, kind: str, strategy: str, folder: Path) -> None:
     """Fit without the held nodes, and look at all of them in validation, tests and predictions."""
     graph, seen = whole(), lgd.inductive_graph(whole())
-    data = lgd.PartitionedDataModule(
-        seen, sampler=lgd.NeighborSampler([4, 4]), batch_size=16, evaluation=lgd.Evaluation(on=graph), seed=1
-    )
+    options: dict[str, Any] = {"batch_size": 16, "evaluation": lgd.Evaluation(on=graph), "seed": 1}
+    data = lgd.PartitionedDataModule(seen, sampler=lgd.NeighborSampler([4, 4]), **options)
     module = Net(kind)
     running = trainer(world_size, STRATEGIES[strategy]())
     running.fit(module, data)
@@ -108,16 +111,11 @@ def judged_elsewhere(rank: int, world_size: int, kind: str, strategy: str, folde
         np.testing.assert_allclose(np.load(path), expected.numpy(), atol=1e-12)
 
 
+CASES = [("SAGE", "plain", 1), ("GCN", "grappa", 2), slow("GAT", "llcg", 2), slow("SAGE", "llcg", 3)]
+
+
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`:UserWarning")
-@pytest.mark.parametrize(
-    ("kind", "strategy", "num_ranks"),
-    [
-        ("SAGE", "plain", 1),
-        ("GCN", "grappa", 2),
-        pytest.param("GAT", "llcg", 2, marks=pytest.mark.slow),
-        pytest.param("SAGE", "llcg", 3, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("kind", "strategy", "num_ranks"), CASES)
 def test_another_graph_is_judged_as_one_forward_over_it(
     kind: str, strategy: str, num_ranks: int, tmp_path: Path
 ) -> None:
@@ -148,10 +146,9 @@ def test_a_typed_graph_leaves_held_nodes_of_the_learned_type_out() -> None:
     data = lgd.PartitionedDataModule(seen, sampler=lgd.NeighborSampler([4, 4]), evaluation=lgd.Evaluation(on=graph))
     module = HeteroSAGE(list(graph.types.edge_types))
     trainer(1, max_epochs=1).fit(module, data)
-    kept = trainer(1).test(module, data, verbose=False)
-    assert kept == trainer(1).test(
-        module, lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([4, 4])), verbose=False
-    )
+    whole = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([4, 4]))
+    first, second = (trainer(1).test(module, of, verbose=False) for of in (data, whole))
+    assert first == second
 
 
 def test_the_graph_of_an_evaluation_may_be_a_path_or_pyg(tmp_path: Path) -> None:
@@ -160,9 +157,8 @@ def test_the_graph_of_an_evaluation_may_be_a_path_or_pyg(tmp_path: Path) -> None
     given: list[Any] = [tmp_path / "whole", str(tmp_path / "whole"), graph.to_pyg(), graph]
     found = []
     for each in given:
-        data = lgd.PartitionedDataModule(
-            lgd.inductive_graph(graph), sampler=lgd.NeighborSampler([4, 4]), evaluation=lgd.Evaluation(on=each)
-        )
+        seen, evaluation = lgd.inductive_graph(graph), lgd.Evaluation(on=each)
+        data = lgd.PartitionedDataModule(seen, sampler=lgd.NeighborSampler([4, 4]), evaluation=evaluation)
         found += trainer(1).test(module, data, verbose=False)
     assert all(one == found[0] for one in found)
 
@@ -241,16 +237,12 @@ def test_nodes_that_are_asked_for_are_those_of_the_other_graph_too() -> None:
         ([320], r"^nodes must lie in \[0, 320\), got 320"),
         ([1.5], "nodes must be a tensor of node ids"),
         ([-1], "got -1"),
+        ([3, 3], "nodes must be distinct, got 3 more than once"),
     ],
 )
 def test_nodes_to_predict_are_ids_of_the_graph(nodes: Any, said: str) -> None:
     with pytest.raises((ValueError, TypeError), match=said):
         lgd.PartitionedDataModule(whole()).only(nodes)
-
-
-def test_a_node_is_asked_for_once() -> None:
-    with pytest.raises(ValueError, match="nodes must be distinct, got 3 more than once"):
-        lgd.PartitionedDataModule(whole(), sampler=lgd.NeighborSampler([4, 4])).only([3, 3])
 
 
 def test_an_inductive_graph_says_what_it_misses() -> None:
@@ -327,6 +319,98 @@ def predicted(rank: int, world_size: int, folder: Path) -> None:
     check(world_size, "types", typed, sampler, *of, folder / "types.npy")
 
 
-@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("num_ranks", [slow(1), 2])
 def test_rows_of_new_nodes_are_those_of_one_forward(num_ranks: int, tmp_path: Path) -> None:
     run_ranks(predicted, num_ranks, tmp_path)
+
+
+# Tables of nodes that came after training name them by the ids that the user gave.
+
+
+NEW = ["brand-new", "z"]
+WRITES = ("author", "writes", "paper")
+
+
+class OfPapers(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.conv = SAGEConv(2, 3)
+
+    def forward(self, batch: Any) -> Tensor:
+        ends = batch["author"].x, batch["paper"].x
+        rows: Tensor = self.conv(ends, batch[WRITES].edge_index)[: batch["paper"].batch_size]
+        return rows
+
+
+def rows_by_hand(conv: SAGEConv, senders: Tensor, receivers: Tensor, edges: Tensor) -> Tensor:
+    """The rows of all receivers, one after the other, in float64."""
+    to, own = conv.lin_l.weight.double(), conv.lin_r.weight.double()
+    of_each = [edges[0][edges[1] == node] for node in range(len(receivers))]
+    means = [senders[some].double().mean(0) if len(some) else torch.zeros(2).double() for some in of_each]
+    return (torch.stack(means) @ to.T + conv.lin_l.bias.double() + receivers.double() @ own.T).detach()
+
+
+def prepared_again(folder: Path) -> lgd.Graph:
+    """The graph of the same tables with two more nodes and their edges."""
+    for name, lines in (
+        ("nodes", [f"{name},{7 + place},1" for place, name in enumerate(NEW)]),
+        ("edges", [f"{NEW[0]},{NAMES[3]}", f"{NEW[1]},{NAMES[5]}"]),
+    ):
+        with (folder / f"{name}.csv").open("a") as table:
+            table.write("\n" + "\n".join(lines))
+    return lgd.Graph.open(prepared_from(folder, "later"))
+
+
+def prepared_with_types(folder: Path, name: str, new: list[str]) -> None:
+    """Papers with words for ids, and authors with numbers; new papers cite nobody, and one new author writes them."""
+    tables = folder / f"tables_of_{name}"
+    for kind in ("nodes", "edges"):
+        (tables / kind).mkdir(parents=True)
+    papers = [f"P{7 * n % 11},{n % 3},train,{n},{-n}" for n in range(11)] + [f"{paper},0,train,1,1" for paper in new]
+    (tables / "nodes" / "paper.csv").write_text("\n".join(["id,label,split,a,b", *papers]))
+    authors = [f"{1000 - n},{n},1" for n in range(5)] + ["5,1,1"] * bool(new)
+    (tables / "nodes" / "author.csv").write_text("\n".join(["id,a,b", *authors]))
+    pairs = [f"{1000 - n % 5},P{n % 11}" for n in range(30)] + [f"5,{paper}" for paper in new]
+    (tables / "edges" / "author__writes__paper.csv").write_text("\n".join(["source,target", *pairs]))
+    lgd.prepare_graph(tables, folder / name)
+
+
+def write_papers(rank: int, world_size: int, folder: Path) -> None:
+    later, out, sampler = folder / "later", folder / "out", lgd.NeighborSampler([5])
+    data = lgd.PartitionedDataModule(folder / "graph", sampler=sampler)
+    typed = lgd.PartitionedDataModule(folder / "typed", sampler=sampler).on(folder / "typed_later")
+    questions = {
+        "before": data,
+        "all": data.on(later),
+        "new": data.on(later).only(range(COUNT, COUNT + 2)),
+        "some": data.on(later).only(nodes_with_ids(later, ["z", NAMES[3], "brand-new"])),
+        "papers": typed.only([12, 3, 11]),
+    }
+    for name, asked in questions.items():
+        writer = lgd.PredictionWriter(out / f"{name}.parquet")
+        module = OfPapers() if name == "papers" else Rows()
+        start(writer).predict(module, asked, return_predictions=False)
+    with pytest.raises(ValueError, match="has ids of 41 nodes, and the graph that is predicted has 43: nodes that"):
+        start(lgd.PredictionWriter(out / "no.parquet", ids_of=folder / "graph")).predict(Rows(), questions["new"])
+
+
+def test_tables_of_new_nodes_have_the_ids_they_came_with(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    before = lgd.Graph.open(prepared(tmp_path))
+    later, known, out = prepared_again(tmp_path), NAMES + NEW, tmp_path / "out"
+    prepared_with_types(tmp_path, "typed", [])
+    prepared_with_types(tmp_path, "typed_later", ["P99", "P77"])
+    run_ranks(write_papers, 2, tmp_path)
+    x: Any = later.node_arrays["x"]
+    rows = rows_by_hand(Rows().conv, x, x, later.to_pyg().edge_index)  # type: ignore[arg-type]
+    for name, names in (("all", known), ("new", NEW), ("some", ["z", NAMES[3], "brand-new"])):
+        check_table(out / f"{name}.parquet", names, known, rows)
+    check_table(
+        out / "before.parquet", NAMES, NAMES, rows_by_hand(Rows().conv, x, x[:COUNT], before.to_pyg().edge_index)
+    )  # type: ignore[arg-type]
+    typed: Any = lgd.Graph.open(tmp_path / "typed_later").to_pyg()
+    rows = rows_by_hand(OfPapers().conv, typed["author"].x, typed["paper"].x, typed[WRITES].edge_index)
+    papers = [*(f"P{7 * n % 11}" for n in range(11)), "P99", "P77"]
+    check_table(out / "papers.parquet", ["P77", papers[3], "P99"], papers, rows)
+    assert not (out / "no.parquet").exists()

@@ -224,9 +224,7 @@ def test_other_samplers_are_refused():
     assert not draws_anywhere(links(GRAPHS[0], Own([2]))[0])
     for sampler in (ShadowSampler([2], num_hops=1), Own([2]), NeighborSampler([2], weight="edge_weight")):
         assert not draws_anywhere(sampler)
-        with pytest.raises(
-            TypeError, match="one of NeighborSampler without weight, LadiesSampler, FastGCNSampler, got"
-        ):
+        with pytest.raises(TypeError, match="one of NeighborSampler without weight, LadiesSampler, FastGCNSampler"):
             DeviceSampler(sampler)
 
 

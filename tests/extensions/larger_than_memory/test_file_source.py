@@ -43,11 +43,8 @@ def scaled(x: Tensor) -> dict[str, Tensor]:
 
 def saved(folder: Path, form: Callable[[Tensor], dict[str, Tensor]] = floats, *, edges: bool = True) -> Graph:
     graph = communities(500, 4, num_features=32)
-    arrays = (
-        graph.node_arrays
-        | form(graph.node_arrays["x"])
-        | {"z": torch.randn(500, 3, 5), "chunk": torch.arange(500) // 50}
-    )
+    arrays = graph.node_arrays | form(graph.node_arrays["x"])
+    arrays |= {"z": torch.randn(500, 3, 5), "chunk": torch.arange(500) // 50}
     of_edges = {"edge_weight": torch.rand(graph.num_edges), "edge_attr": torch.randn(graph.num_edges, 9)}
     Graph(graph.indptr, graph.indices, arrays, of_edges if edges else {}).save(folder / "graph")
     return Graph.open(folder / "graph")
@@ -147,11 +144,8 @@ def test_rows_are_those_of_the_array(
     monkeypatch.setattr(files, "REQUEST_BYTES", 1000)
     array = mapped(tmp_path / "a.npy", torch.randint(0, 100, (2000, *shape)).to(dtype))
     reads = MergedReads(array)
-    for rows in (
-        *(some_rows(count, 2000) for count in (0, 1, 2, 500, 1999, 2000)),
-        torch.tensor([1999]),
-        torch.arange(90),
-    ):
+    several = [some_rows(count, 2000) for count in (0, 1, 2, 500, 1999, 2000)]
+    for rows in (*several, torch.tensor([1999]), torch.arange(90)):
         assert reads.take(rows).equal(array[rows])
     reads.close()
 

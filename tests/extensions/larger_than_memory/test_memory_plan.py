@@ -2,28 +2,15 @@
 
 import math
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Graph,
-    Holding,
-    LadiesSampler,
-    LinkDataModule,
-    Loading,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    Sweep,
-    citations,
-    communities,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.larger_than_memory.files import FileSource
@@ -34,9 +21,13 @@ from lightning_gnn_dist.extensions.larger_than_memory.placement import (
     expected_reads,
     most_read,
 )
+from lightning_gnn_dist.graph.graph import bytes_of_part
 from lightning_gnn_dist.homes import run as run_module
 from tests.data_fitting import trainer
 from tests.extensions.inductive.test_inductive import Net, whole
+from tests.memory import Peak, reads_memory
+from tests.ranks import run_ranks
+from tests.sage import SAGE
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 SIZES = Sizes(edges=1000, widths=(40,), rows=2000)
@@ -72,13 +63,13 @@ def test_sizes_of_a_graph() -> None:
         "y": torch.zeros(6, 9),  # labels of any width go with the edges
         "n_id": torch.arange(6),
     }
-    graph = Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 3]]), 6, nodes, {"edge_attr": torch.zeros(3, 16)})
+    graph = lgd.Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 3]]), 6, nodes, {"edge_attr": torch.zeros(3, 16)})
     rest = 7 * 8 + 3 * 4 + 3 * 64 + 6 * 36 + 6 * 8
     assert Sizes.of(graph) == Sizes(rest, (44,), 6 * 44)
     assert graph.num_bytes == rest + 6 * 44
 
 
-def reads_by_hand(graph: Graph, seeds: list[int], sizes: list[int], num_batches: int) -> list[float]:
+def reads_by_hand(graph: lgd.Graph, seeds: list[int], sizes: list[int], num_batches: int) -> list[float]:
     def batches_with(drawn: float) -> float:
         return num_batches * (1 - math.exp(-drawn / num_batches))
 
@@ -97,11 +88,15 @@ def reads_by_hand(graph: Graph, seeds: list[int], sizes: list[int], num_batches:
 
 @pytest.mark.parametrize(
     ("sampler", "sizes"),
-    [(NeighborSampler([3, 2]), [3, 2]), (NeighborSampler([-1, 4, 1]), [-1, 4, 1]), (LadiesSampler([9, 9]), [1, 1])],
+    [
+        (lgd.NeighborSampler([3, 2]), [3, 2]),
+        (lgd.NeighborSampler([-1, 4, 1]), [-1, 4, 1]),
+        (lgd.LadiesSampler([9, 9]), [1, 1]),
+    ],
     ids=repr,
 )
 def test_expected_reads_are_those_by_hand(sampler: object, sizes: list[int]) -> None:
-    graph = communities(70, 3, num_features=3, train_share=0.4, seed=2)
+    graph = lgd.communities(70, 3, num_features=3, train_share=0.4, seed=2)
     seeds = graph.split("train").tolist()
     found = expected_reads(graph, sampler, 6)  # type: ignore[arg-type]
     expected = reads_by_hand(graph, seeds, sizes, math.ceil(len(seeds) / 6))
@@ -124,12 +119,12 @@ def test_rows_of_several_types_fit_together() -> None:
 
 def test_bytes_of_a_device_need_somebody_who_places() -> None:
     with pytest.raises(ValueError, match=r'device_bytes \(5\) .* sample_on is "cpu": give sample_on="auto"'):
-        Loading(device_bytes=5)
+        lgd.Loading(device_bytes=5)
     with pytest.raises(ValueError, match='sample_on is "device"'):
-        Loading(sample_on="device", device_bytes=5)
+        lgd.Loading(sample_on="device", device_bytes=5)
     with pytest.raises(ValueError, match="device_bytes"):
-        Loading(sample_on="auto", device_bytes=-1)
-    assert Loading(sample_on="auto", device_bytes=0).device_bytes == 0
+        lgd.Loading(sample_on="auto", device_bytes=-1)
+    assert lgd.Loading(sample_on="auto", device_bytes=0).device_bytes == 0
 
 
 # What a fit takes of a host's memory, against sums by hand, and what is said where it does not suffice.
@@ -145,39 +140,27 @@ def path(tmp_path: Path) -> Path:
     indices = torch.randint(NODES, (NODES * DEGREE,), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     arrays = {"x": torch.ones(NODES, WIDTH), "y": torch.zeros(NODES, dtype=torch.int64)}
     arrays["train_mask"] = torch.ones(NODES, dtype=torch.bool)
-    Graph(torch.arange(NODES + 1) * DEGREE, indices, arrays).save(tmp_path / "graph")
+    lgd.Graph(torch.arange(NODES + 1) * DEGREE, indices, arrays).save(tmp_path / "graph")
     return tmp_path / "graph"
 
 
-def data_of(graph: Path | Graph, chunks: int | None = None, loading: Loading | None = None) -> PartitionedDataModule:
+def data_of(
+    graph: Path | lgd.Graph, chunks: int | None = None, loading: lgd.Loading | None = None
+) -> lgd.PartitionedDataModule:
     """Eight parts for good, or so many of eight chunks at a time."""
-    return PartitionedDataModule(
+    return lgd.PartitionedDataModule(
         graph,
-        partitioner=Partition(torch.arange(NODES, dtype=torch.int32) % 8, 8),
-        holding=Holding() if chunks is None else Holding(Sweep(chunks=chunks, of=8)),
-        sampler=NeighborSampler([2, -1]),
+        partitioner=lgd.Partition(torch.arange(NODES, dtype=torch.int32) % 8, 8),
+        holding=lgd.Holding() if chunks is None else lgd.Holding(lgd.Sweep(chunks=chunks, of=8)),
+        sampler=lgd.NeighborSampler([2, -1]),
         batch_size=BATCH,
         coverage=None,
-        loading=loading or Loading(),
+        loading=loading or lgd.Loading(),
     )
 
 
-class Model(pl.LightningModule):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(WIDTH, 1)
-
-    def training_step(self, batch: Any) -> Tensor:
-        return self.layer(batch.x).mean()  # type: ignore[no-any-return]
-
-    def validation_step(self, batch: Any) -> None: ...
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
-def fit(data: PartitionedDataModule) -> None:
-    trainer(1, max_steps=1, max_epochs=1, limit_val_batches=0).fit(Model(), data)
+def fit(data: lgd.PartitionedDataModule) -> None:
+    trainer(1, max_steps=1, max_epochs=1, limit_val_batches=0).fit(SAGE(WIDTH, 2), data)
 
 
 def batches(share: float, bulks: int = 2 * 4) -> float:
@@ -186,7 +169,7 @@ def batches(share: float, bulks: int = 2 * 4) -> float:
     return bulks * held * (1 - math.exp(-drawn / held)) * (4 * WIDTH + 9)
 
 
-def needs(data: PartitionedDataModule, ranks: int, *, is_cut: bool = True) -> Needs:
+def needs(data: lgd.PartitionedDataModule, ranks: int, *, is_cut: bool = True) -> Needs:
     return Needs.of_plan(data._home.plan_for(ranks), data._home.running.settings, is_cut=is_cut)  # type: ignore[attr-defined]
 
 
@@ -201,15 +184,15 @@ def test_what_parts_and_chunks_take(path: Path) -> None:
 
 
 def test_what_files_take_that_all_ranks_share(path: Path) -> None:
-    found = needs(data_of(path, loading=Loading(bulk_size=1, num_threads=0)), 2, is_cut=False)
+    found = needs(data_of(path, loading=lgd.Loading(bulk_size=1, num_threads=0)), 2, is_cut=False)
     assert (found.held, found.mapped) == (0, BYTES)
     assert found.batches == pytest.approx(batches(1.0, bulks=1), abs=1)
     assert found.of_host(3) == 3 * (found.batches + BESIDE) + BYTES
-    cached = needs(data_of(path, loading=Loading(cache_bytes=1000)), 2, is_cut=False)
+    cached = needs(data_of(path, loading=lgd.Loading(cache_bytes=1000)), 2, is_cut=False)
     assert (cached.held, cached.mapped) == (1000, BYTES - ROWS)
-    in_ram = Graph.open(path)
+    in_ram = lgd.Graph.open(path)
     arrays = {name: array.clone() for name, array in in_ram.node_arrays.items()}
-    assert needs(data_of(Graph(in_ram.indptr.clone(), in_ram.indices.clone(), arrays)), 2, is_cut=False).mapped == 0
+    assert needs(data_of(lgd.Graph(in_ram.indptr.clone(), in_ram.indices.clone(), arrays)), 2, is_cut=False).mapped == 0
 
 
 @pytest.mark.parametrize(
@@ -241,11 +224,11 @@ def test_a_fit_that_would_be_killed_is_refused(path: Path, monkeypatch: pytest.M
 
 def test_rows_of_all_types_may_be_read_from_files(tmp_path: Path, logged: list[str]) -> None:
     """By hand: 600 papers have 128 bytes of features, 300 authors 64 and 150 words 32."""
-    citations(600).save(tmp_path / "typed")
+    lgd.citations(600).save(tmp_path / "typed")
     rows = 600 * 128 + 300 * 64 + 150 * 32
     plain, cached = (
-        PartitionedDataModule(tmp_path / "typed", sampler=NeighborSampler([2, 2]), loading=loading)
-        for loading in (Loading(), Loading(cache_bytes=1000))
+        lgd.PartitionedDataModule(tmp_path / "typed", sampler=lgd.NeighborSampler([2, 2]), loading=loading)
+        for loading in (lgd.Loading(), lgd.Loading(cache_bytes=1000))
     )
     whole, some, run = needs(plain, 1, is_cut=False), needs(cached, 1, is_cut=False), plain._home.running
     run = replace(run, hosts=(run_module.Host(whole.of_host(1) - 1, 1),))
@@ -270,7 +253,7 @@ def test_the_host_that_has_least_counts(path: Path, logged: list[str]) -> None:
 # An evaluation of a graph larger than what is free reads rows from its files ahead, and gives the same rows.
 
 
-SAMPLER = NeighborSampler([3, 3])
+SAMPLER = lgd.NeighborSampler([3, 3])
 
 
 @pytest.fixture
@@ -287,12 +270,12 @@ def source_of(data: Any) -> Any:
     return data.test_dataloader().learning(0).source
 
 
-def data_of_large(graph: Path | Graph, **options: Any) -> PartitionedDataModule:
-    return PartitionedDataModule(graph, sampler=SAMPLER, batch_size=16, **options)
+def data_of_large(graph: Path | lgd.Graph, **options: Any) -> lgd.PartitionedDataModule:
+    return lgd.PartitionedDataModule(graph, sampler=SAMPLER, batch_size=16, **options)
 
 
 def test_what_is_free_decides(large_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    size = Graph.open(large_path).num_bytes
+    size = lgd.Graph.open(large_path).num_bytes
     has_free(size, monkeypatch)
     assert isinstance(source_of(data_of_large(large_path)), GraphSource)
     has_free(size - 1, monkeypatch)
@@ -300,7 +283,7 @@ def test_what_is_free_decides(large_path: Path, monkeypatch: pytest.MonkeyPatch)
     loader = data.test_dataloader()
     assert isinstance(loader.learning(0).source, FileSource) and loader._bulk_size == 1
     assert data._home._evaluation.rows.cache.num_bytes == (size - 1) // 8  # type: ignore[attr-defined]
-    given = data_of_large(large_path, loading=Loading(cache_bytes=100))
+    given = data_of_large(large_path, loading=lgd.Loading(cache_bytes=100))
     assert isinstance(source_of(given), FileSource)
     assert given._home._sources.rows.cache.num_bytes == 100  # type: ignore[attr-defined]
     assert isinstance(source_of(data_of_large(whole())), GraphSource)  # in RAM
@@ -337,12 +320,49 @@ def test_a_fit_validates_and_goes_on_the_same(large_path: Path, monkeypatch: pyt
 
 
 def test_held_links_are_judged_the_same_way(large_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    split_edges(Graph.open(large_path)).save(tmp_path / "split")
+    lgd.split_edges(lgd.Graph.open(large_path)).save(tmp_path / "split")
     has_free(1 << 12, monkeypatch)
-    assert isinstance(source_of(LinkDataModule(tmp_path / "split", sampler=SAMPLER)), FileSource)
+    assert isinstance(source_of(lgd.LinkDataModule(tmp_path / "split", sampler=SAMPLER)), FileSource)
 
 
 def test_a_command_tells_of_a_cut_what_ranks_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    communities(2000).save(tmp_path / "graph")
+    lgd.communities(2000).save(tmp_path / "graph")
     main(["inspect", str(tmp_path / "graph"), "--parts", "3", "--partitioner", "random"])
     assert "if batches have 1,024 seeds and draw 15 and 10 neighbours; " in capsys.readouterr().out
+
+
+# What a rank takes is what is predicted, measured.
+
+
+def middle_graph(path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    edge_index = torch.randint(1_000_000, (2, 10_000_000), generator=generator)
+    x, mask = torch.randn(1_000_000, 64, generator=generator), torch.arange(1_000_000) % 50 == 0
+    arrays = {"x": x, "y": torch.randint(4, (1_000_000,), generator=generator), "train_mask": mask}
+    lgd.Graph.from_edge_index(edge_index, 1_000_000, arrays).save(path)
+
+
+def measure_peak(rank: int, world_size: int, path: str) -> int:
+    strategy = lgd.LocalSGDStrategy(lgd.EverySteps(3), launch=lgd.Launch(timeout=timedelta(seconds=30)))
+    sampler = lgd.NeighborSampler([10, 5])
+    alone = {"partitioner": lgd.RandomPartitioner(), "boundary": lgd.Isolated()}
+    data = lgd.PartitionedDataModule(path, sampler=sampler, batch_size=512, **alone)  # type: ignore[arg-type]
+    with Peak("RssAnon") as peak:
+        trainer(world_size, strategy, limit_val_batches=0).fit(SAGE(64, 4), data)
+    return peak.added_bytes
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@reads_memory
+def test_a_rank_takes_no_more_than_is_predicted(tmp_path: Path) -> None:
+    middle_graph(tmp_path / "graph")
+    graph = lgd.Graph.open(tmp_path / "graph")
+    report = lgd.RandomPartitioner()(graph, 2, 0).report(graph)
+    of_part = bytes_of_part(graph, report.nodes, report.inside_edges)
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([10, 5]), batch_size=512)
+    least = int(of_part.min())
+    most = Needs.of_part(graph, int(of_part.max()), data._home.running.settings).of_rank
+    for peak in run_ranks(measure_peak, 2, str(tmp_path / "graph"), timeout=600):
+        assert least < peak < most
+        assert peak > 0.5 * most  # and not much less

@@ -13,51 +13,37 @@ import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from torch import Tensor
 
-from lightning_gnn_dist import (
-    Correction,
-    Drift,
-    EverySteps,
-    Fetch,
-    GlobalBatching,
-    Graph,
-    Isolated,
-    LLCGStrategy,
-    Loading,
-    NeighborSampler,
-    PartitionedDataModule,
-    RunReport,
-    WholePartSampler,
-    communities,
-)
+import lightning_gnn_dist as lgd
 from tests.data.test_settings import check_copies
 from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE, plain_ddp
 from tests.graph.typed.graphs import small
 from tests.ranks import run_ranks
 from tests.sage import Ending
+from tests.slow import slow
 
-SAMPLER = NeighborSampler([4, 3])
+SAMPLER = lgd.NeighborSampler([4, 3])
 CACHE = 5000  # bytes, of 32,000
 
 
 def strategy_of(name: str) -> Strategy:
     if name == "llcg":
-        return LLCGStrategy(EverySteps(3), correction=Correction(2), drift=Drift("global"), **PATIENCE)
+        return lgd.LLCGStrategy(lgd.EverySteps(3), correction=lgd.Correction(2), drift=lgd.Drift("global"), **PATIENCE)
     return plain_ddp() if name == "ddp" else SingleDeviceStrategy(torch.device("cpu"))
 
 
 def fit(
-    graph: Graph | str, world_size: int, strategy: str, loading: Loading, how: str = "", **options: Any
+    graph: lgd.Graph | str, world_size: int, strategy: str, loading: lgd.Loading, how: str = "", **options: Any
 ) -> tuple[list[Tensor], dict[str, float], str]:
     """The weights, what the data module logs, and what was raised."""
     pl.seed_everything(0)
-    data = PartitionedDataModule(
+    data = lgd.PartitionedDataModule(
         graph,
         sampler=SAMPLER,
         batch_size=20,
         loading=loading,
-        boundary=Isolated() if strategy == "llcg" else Fetch(),
-        global_batching=GlobalBatching(batch_size=40),
+        boundary=lgd.Isolated() if strategy == "llcg" else lgd.Fetch(),
+        global_batching=lgd.GlobalBatching(batch_size=40),
     )
     model, said, figures = Ending(16, 4, how), "", dict[str, float]()
 
@@ -77,20 +63,17 @@ def fit(
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("graph") / "graph"
-    communities(500, 4, num_features=16).save(folder)
+    lgd.communities(500, 4, num_features=16).save(folder)
     return str(folder)
 
 
 def fits(rank: int, world_size: int, folder: str, strategy: str) -> list[Any]:
-    settings = [Loading(), Loading(cache_bytes=CACHE, bulk_size=2)]
+    settings = [lgd.Loading(), lgd.Loading(cache_bytes=CACHE, bulk_size=2)]
     max_epochs = 1 if world_size < 4 else 4  # so that rows come again
     return [fit(folder, world_size, strategy, loading, max_epochs=max_epochs)[:2] for loading in settings]
 
 
-@pytest.mark.parametrize(
-    ("world_size", "strategy"),
-    [(1, "one"), (2, "llcg"), *(pytest.param(size, "ddp", marks=pytest.mark.slow) for size in (2, 4))],
-)
+@pytest.mark.parametrize(("world_size", "strategy"), [(1, "one"), (2, "llcg"), *(slow(size, "ddp") for size in (2, 4))])
 def test_a_fit_is_the_one_in_ram(saved: str, world_size: int, strategy: str) -> None:
     for (expected, plain), (found, figures) in run_ranks(fits, world_size, saved, strategy):
         assert "data/fetched_bytes" not in plain
@@ -107,9 +90,9 @@ ENDS: dict[str, dict[str, Any]] = {
 }
 
 
-def reported(rank: int, world_size: int, folder: str) -> tuple[RunReport, dict[str, float]]:
-    report = RunReport()
-    loading = Loading(cache_bytes=CACHE, bulk_size=2)
+def reported(rank: int, world_size: int, folder: str) -> tuple[lgd.RunReport, dict[str, float]]:
+    report = lgd.RunReport()
+    loading = lgd.Loading(cache_bytes=CACHE, bulk_size=2)
     figures = fit(folder, world_size, "one", loading, max_epochs=3, more=[report])[1]
     return report, figures
 
@@ -124,7 +107,7 @@ def test_the_report_says_what_was_read_and_held(saved: str) -> None:
 
 def left(rank: int, world_size: int, folder: str) -> dict[str, tuple[str, int, int]]:
     """What each fit raises, and the threads and open files that it leaves beyond those of the first one."""
-    graph, found, loading = Graph.open(folder), {}, Loading(cache_bytes=CACHE, bulk_size=2)
+    graph, found, loading = lgd.Graph.open(folder), {}, lgd.Loading(cache_bytes=CACHE, bulk_size=2)
     fit(graph, world_size, "one", loading, max_steps=1)
     before = threading.active_count(), open_files(folder)
     for how, options in ENDS.items():
@@ -152,25 +135,25 @@ def test_a_fit_leaves_nothing_however_it_ends(saved: str) -> None:
 
 
 def test_what_has_no_rows_in_files_is_refused(saved: str, tmp_path: Path) -> None:
-    some = Loading(cache_bytes=CACHE)
-    graph = communities(100, 4, num_features=16)
+    some = lgd.Loading(cache_bytes=CACHE)
+    graph = lgd.communities(100, 4, num_features=16)
     with pytest.raises(ValueError, match=r"Loading\(cache_bytes=5000\) is for a graph in files"):
-        PartitionedDataModule(graph, loading=some)
-    Graph(graph.indptr, graph.indices, {"y": graph.node_arrays["y"]}).save(tmp_path / "narrow")
+        lgd.PartitionedDataModule(graph, loading=some)
+    lgd.Graph(graph.indptr, graph.indices, {"y": graph.node_arrays["y"]}).save(tmp_path / "narrow")
     with pytest.raises(ValueError, match="no array with at least 32 bytes a node, but labels, lies in a file"):
-        PartitionedDataModule(tmp_path / "narrow", loading=some)
+        lgd.PartitionedDataModule(tmp_path / "narrow", loading=some)
     with pytest.raises(ValueError, match="a WholePartSampler has one batch of all rows"):
-        PartitionedDataModule(saved, loading=some, sampler=WholePartSampler(2))
+        lgd.PartitionedDataModule(saved, loading=some, sampler=lgd.WholePartSampler(2))
     with pytest.raises(ValueError, match="sample_on is 'auto': leave one of them out"):
-        PartitionedDataModule(saved, loading=Loading(cache_bytes=CACHE, sample_on="auto"))
+        lgd.PartitionedDataModule(saved, loading=lgd.Loading(cache_bytes=CACHE, sample_on="auto"))
 
 
 def test_copies_have_the_same_batches(tmp_path: Path) -> None:
     small_graph().save(tmp_path / "graph")
-    some = Loading(cache_bytes=1 << 12)
-    check_copies(PartitionedDataModule(tmp_path / "graph", batch_size=30, loading=some))
+    some = lgd.Loading(cache_bytes=1 << 12)
+    check_copies(lgd.PartitionedDataModule(tmp_path / "graph", batch_size=30, loading=some))
 
 
 def test_types_are_not_drawn_on_a_device() -> None:
     with pytest.raises(ValueError, match='sample_on="device" is for graphs without types'):
-        PartitionedDataModule(Graph.from_pyg(small()), loading=Loading(sample_on="device"))
+        lgd.PartitionedDataModule(lgd.Graph.from_pyg(small()), loading=lgd.Loading(sample_on="device"))

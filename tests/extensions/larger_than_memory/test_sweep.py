@@ -39,9 +39,8 @@ def assignment(num_nodes: int = 300) -> Tensor:
 def data_of(path: Path | lgd.Graph, chunks: int = 2, **options: Any) -> lgd.PartitionedDataModule:
     partitioner = lgd.Partition(assignment(), CHUNKS) if isinstance(path, lgd.Graph) else None
     options = {"holding": lgd.Holding(lgd.Sweep(chunks=chunks, of=CHUNKS)), "coverage": None} | options
-    return lgd.PartitionedDataModule(
-        path, partitioner=partitioner, sampler=lgd.NeighborSampler([-1]), batch_size=16, seed=3, **options
-    )
+    options |= {"sampler": lgd.NeighborSampler([-1]), "batch_size": 16, "seed": 3}
+    return lgd.PartitionedDataModule(path, partitioner=partitioner, **options)
 
 
 class OneLayer(pl.LightningModule):

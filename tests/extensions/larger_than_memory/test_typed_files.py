@@ -10,20 +10,7 @@ import torch
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import (
-    Fetch,
-    GlobalBatching,
-    Graph,
-    GrappaStrategy,
-    Isolated,
-    LinkDataModule,
-    Loading,
-    NeighborSampler,
-    PartitionedDataModule,
-    ShadowSampler,
-    TemporalSampler,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, FileSource
 from lightning_gnn_dist.graph.convert import quantize_rows
@@ -31,9 +18,8 @@ from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.batch_contents import check_same, contents
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE
-from tests.extensions.larger_than_memory.test_rows_in_files import strategy_of
 from tests.loaders import over
+from tests.slow import slow
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 COUNTS = {"author": 150, "paper": 300, "venue": 9, "word": 80}
@@ -45,7 +31,7 @@ SEEDS = torch.arange(150, 450)  # the papers
 
 
 @cache
-def of_widths() -> Graph:
+def of_widths() -> lgd.Graph:
     """Papers with two wide arrays, one float16, authors in int8 with scales, words with few numbers, venues without."""
     draw, data = torch.Generator().manual_seed(4), HeteroData()
     data["author"].x, data["author"].x_scale = quantize_rows(torch.randn(150, 37, generator=draw))
@@ -60,7 +46,7 @@ def of_widths() -> Graph:
         data[kind].time = torch.randint(30, (count,), generator=draw)
     data[WRITES].edge_attr = torch.randn(700, 9, generator=draw)  # wide, so read from its file
     data[USES].share = torch.rand(600, generator=draw)
-    return Graph.from_pyg(data, time="time")
+    return lgd.Graph.from_pyg(data, time="time")
 
 
 @pytest.fixture(scope="module")
@@ -80,24 +66,22 @@ def passes(source: BatchSource, num_threads: int, seeds: Tensor = SEEDS) -> list
 
 
 SAMPLERS: dict[str, Sampler] = {
-    "neighbors": NeighborSampler([4, 3]),
-    "all": NeighborSampler([-1, -1]),
-    "of types": NeighborSampler({CITES: [4, 0], WRITES: [3, 2], BACK: [0, 2], PRINTS: [1, 1], USES: [0, 3]}),
-    "in time": TemporalSampler([4, 3], "time"),
-    "latest": TemporalSampler([3, 2], "time", pick="latest"),
-    "shadow": ShadowSampler([3, 2], num_hops=2),
+    "neighbors": lgd.NeighborSampler([4, 3]),
+    "all": lgd.NeighborSampler([-1, -1]),
+    "of types": lgd.NeighborSampler({CITES: [4, 0], WRITES: [3, 2], BACK: [0, 2], PRINTS: [1, 1], USES: [0, 3]}),
+    "in time": lgd.TemporalSampler([4, 3], "time"),
+    "latest": lgd.TemporalSampler([3, 2], "time", pick="latest"),
+    "shadow": lgd.ShadowSampler([3, 2], num_hops=2),
 }
 
 
-@pytest.mark.parametrize(
-    "cache_bytes", [0, 3000, *(pytest.param(n, marks=pytest.mark.slow) for n in (40_000, WIDE - 1))]
-)
+@pytest.mark.parametrize("cache_bytes", [0, 3000, slow(40_000), slow(WIDE - 1)])
 @pytest.mark.parametrize("name", ["neighbors", "in time"])
 def test_batches_are_those_of_the_graph(folder: Path, name: str, cache_bytes: int) -> None:
-    graph, sampler = Graph.open(folder), SAMPLERS[name]
+    graph, sampler = lgd.Graph.open(folder), SAMPLERS[name]
     rows = DiskRows.of(graph, cache_bytes)
     assert rows is not None
-    found = passes(FileSource(graph, rows, sampler, Loading()), num_threads=2)
+    found = passes(FileSource(graph, rows, sampler, lgd.Loading()), num_threads=2)
     check_same(found, passes(GraphSource(of_widths(), sampler, all_labels=False), 0))
     assert (rows.cache.hits > 0) == (cache_bytes > 0) and rows.fetched_bytes > 0
     held = {kind: len(table.cache._ids) for kind, table in zip(COUNTS, rows.of_nodes, strict=True)}
@@ -106,32 +90,30 @@ def test_batches_are_those_of_the_graph(folder: Path, name: str, cache_bytes: in
     rows.close()
 
 
-@pytest.mark.parametrize(
-    "name", ["of types", "shadow", *(pytest.param(n, marks=pytest.mark.slow) for n in ("all", "latest"))]
-)
+@pytest.mark.parametrize("name", ["of types", "shadow", slow("all"), slow("latest")])
 def test_samplers_draw_what_they_draw_in_ram(folder: Path, name: str) -> None:
-    graph, sampler = Graph.open(folder), SAMPLERS[name]
+    graph, sampler = lgd.Graph.open(folder), SAMPLERS[name]
     rows = DiskRows.of(graph, 9000)
     assert rows is not None
-    source = FileSource(graph, rows, sampler, Loading())
+    source = FileSource(graph, rows, sampler, lgd.Loading())
     expected = passes(GraphSource(of_widths(), sampler, all_labels=False), 0)
     check_same(passes(source, 1), expected)
     rows.close()
 
 
-# A fit on a typed graph whose rows are read from files is the fit in RAM, on ranks and resumed within a pass.
+# A fit on a typed graph whose rows are read from files is the fit in RAM, also when it is resumed within a pass.
 
 
 CACHE = 4000  # bytes: papers have 32 for each in int8, authors 64, words 32, and venues learn theirs
-IN_TIME = TemporalSampler([4, 3], "time")
+IN_TIME = lgd.TemporalSampler([4, 3], "time")
 
 
-def graph_of_papers() -> Graph:
+def graph_of_papers() -> lgd.Graph:
     data = typed_graph_of_papers().to_pyg()
     del data["venue"].x
     data["venue"].num_nodes = 4
     data["paper"].x, data["paper"].x_scale = quantize_rows(data["paper"].x)
-    return Graph.from_pyg(data, time="time")
+    return lgd.Graph.from_pyg(data, time="time")
 
 
 @pytest.fixture(scope="module")
@@ -153,53 +135,50 @@ class LearnsVenues(HeteroSAGE):
         return super().forward(batch)
 
 
-class Fit:
-    """A fit of 12 batches a pass, or half as many on two ranks, and what its data module logs."""
+class Watch(pl.Callback):
+    """Keeps what the data module logs, and a checkpoint of the fifth step."""
 
-    def __init__(self, where: Graph | str, world_size: int, strategy: str, loading: Loading, **options: Any) -> None:
-        pl.seed_everything(0)
-        settings: dict[str, Any] = {"boundary": Isolated() if strategy == "llcg" else Fetch(), "batch_size": 20}
-        settings["global_batching"] = GlobalBatching(batch_size=40)
-        self.data = PartitionedDataModule(where, sampler=options.pop("sampler"), loading=loading, **settings)
-        edge_types = (where if isinstance(where, Graph) else Graph.open(where)).types.edge_types
-        self.module, self.figures = LearnsVenues(list(edge_types)), dict[str, float]()
-        data, figures = self.data, self.figures
+    def __init__(self, data: Any, keeps: Path | None) -> None:
+        self.data, self.keeps, self.figures = data, keeps, dict[str, float]()
 
-        class Figures(pl.Callback):
-            def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-                figures.update(data.figures)
-                if keeps is not None and trainer.global_step == 5:
-                    trainer.save_checkpoint(keeps)
-
-        resumed, keeps = options.pop("ckpt_path", None), options.pop("keeps", None)
-        made = GrappaStrategy(**PATIENCE) if strategy == "grappa" else strategy_of(strategy)
-        self.trainer = trainer(world_size, made, callbacks=[Figures()], **options)
-        self.trainer.fit(self.module, self.data, ckpt_path=resumed)
-        self.weights = torch.nn.utils.parameters_to_vector(self.module.parameters()).detach()
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.figures.update(self.data.figures)
+        if self.keeps is not None and trainer.global_step == 5:
+            trainer.save_checkpoint(self.keeps)
 
 
-@pytest.mark.parametrize(
-    "sampler", [pytest.param(NeighborSampler([4, 3]), marks=pytest.mark.slow), IN_TIME], ids=["neighbors", "in time"]
-)
+def fit(
+    graph: lgd.Graph, sampler: Sampler, loading: lgd.Loading, keeps: Path | None = None, start: Any = None, **limit: int
+) -> tuple[Tensor, int, dict[str, float]]:
+    """The weights, steps and figures of a fit of 12 batches a pass."""
+    pl.seed_everything(0)
+    data = lgd.PartitionedDataModule(graph, sampler=sampler, loading=loading, boundary=lgd.Fetch(), batch_size=20)
+    module, watch = LearnsVenues(list(graph.types.edge_types)), Watch(data, keeps)
+    running = trainer(1, callbacks=[watch], limit_val_batches=0, **limit)
+    running.fit(module, data, ckpt_path=start)
+    weights = torch.nn.utils.parameters_to_vector(module.parameters()).detach()
+    return weights, running.global_step, watch.figures
+
+
+@pytest.mark.parametrize("sampler", [slow(lgd.NeighborSampler([4, 3])), IN_TIME], ids=["neighbors", "in time"])
 def test_a_fit_goes_on_within_a_pass(saved: str, tmp_path: Path, sampler: Sampler) -> None:
-    options: dict[str, Any] = {"sampler": sampler, "limit_val_batches": 0}
-    expected = Fit(graph_of_papers(), 1, "one", Loading(), max_epochs=2, **options)
-    some = Loading(cache_bytes=CACHE, bulk_size=2)
-    stopped = Fit(saved, 1, "one", some, max_steps=7, keeps=tmp_path / "last.ckpt", **options)
-    assert not stopped.weights.equal(expected.weights)
-    resumed = Fit(saved, 1, "one", some, max_epochs=2, ckpt_path=tmp_path / "last.ckpt", **options)
-    assert resumed.weights.equal(expected.weights) and resumed.figures["data/fetched_bytes"] > 0
-    assert resumed.trainer.global_step == expected.trainer.global_step == 24
+    expected, steps, _ = fit(graph_of_papers(), sampler, lgd.Loading(), max_epochs=2)
+    opened, some, path = lgd.Graph.open(saved), lgd.Loading(cache_bytes=CACHE, bulk_size=2), tmp_path / "last.ckpt"
+    stopped, *_ = fit(opened, sampler, some, path, max_steps=7)
+    assert not stopped.equal(expected)
+    resumed, all_steps, figures = fit(opened, sampler, some, start=path, max_epochs=2)
+    assert resumed.equal(expected) and figures["data/fetched_bytes"] > 0
+    assert all_steps == steps == 24
 
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_links_are_learned_from_files(tmp_path: Path, timed: bool) -> None:
     how: dict[str, Any] = {"time": "time"} if timed else {}
-    split = split_edges(graph_of_papers(), 0.1, 0.1, edge_type=CITES, negatives=3, **how)
+    split = lgd.split_edges(graph_of_papers(), 0.1, 0.1, edge_type=CITES, negatives=3, **how)
     split.save(tmp_path / "split")
-    sampler, phases = IN_TIME if timed else NeighborSampler([4, 3]), list[list[dict[str, Any]]]()
-    for where, loading in ((split, Loading()), (tmp_path / "split", Loading(cache_bytes=CACHE))):
-        data = LinkDataModule(where, sampler=sampler, batch_size=64, loading=loading)
+    sampler, phases = IN_TIME if timed else lgd.NeighborSampler([4, 3]), list[list[dict[str, Any]]]()
+    for where, loading in ((split, lgd.Loading()), (tmp_path / "split", lgd.Loading(cache_bytes=CACHE))):
+        data = lgd.LinkDataModule(where, sampler=sampler, batch_size=64, loading=loading)
         data.setup("fit")
         phases.append([contents(batch) for batch in (*data.train_dataloader(), *data.val_dataloader())])
         figures = data.figures

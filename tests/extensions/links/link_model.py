@@ -16,9 +16,8 @@ Targets = list[tuple[int, int, float]]
 
 def edges_of(graph: Graph) -> Tensor:
     """All senders and receivers, in the order of ``graph.indices``."""
-    return torch.stack(
-        [graph.indices.to(torch.int64), torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())]
-    )
+    receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
+    return torch.stack([graph.indices.long(), receivers])
 
 
 class LinkSAGE(pl.LightningModule):

@@ -12,22 +12,14 @@ from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import HeteroConv, SAGEConv
 
-from lightning_gnn_dist import (
-    Graph,
-    GrappaStrategy,
-    LinkSplit,
-    Partition,
-    best_links,
-    communities,
-    save_shards,
-    split_edges,
-    through_layers,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.links import best_links as searching
 from lightning_gnn_dist.extensions.links.ranking import BestLinks
+from tests.callbacks.test_predictions import COUNT, NAMES, Rows, prepared, start
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import run_ranks
+from tests.slow import slow
 
 SAW = ("user", "saw", "film")
 Pairs = set[tuple[int, int]]
@@ -51,10 +43,10 @@ class Plain(pl.LightningModule):
         return (senders * receivers).sum(-1) + 2 * receivers[..., 0]
 
     def forward(self, batch: Any) -> Tensor:
-        rows, (sender, receiver) = through_layers(self, batch), batch.edge_label_index
+        rows, (sender, receiver) = lgd.through_layers(self, batch), batch.edge_label_index
         return self.decoded(rows[sender], rows[receiver])
 
-    def whole(self, graph: Graph) -> tuple[Tensor, Tensor]:
+    def whole(self, graph: lgd.Graph) -> tuple[Tensor, Tensor]:
         edges: Any = graph.to_pyg().edge_index
         hidden = self.first(graph.node_arrays["x"], edges).relu()
         rows = self.last(hidden, edges).mul(2).round().detach()
@@ -82,10 +74,10 @@ class Films(Plain):
         return [inner, last]
 
     def forward(self, batch: Any) -> Tensor:
-        rows, (sender, receiver) = through_layers(self, batch), batch[SAW].edge_label_index
+        rows, (sender, receiver) = lgd.through_layers(self, batch), batch[SAW].edge_label_index
         return self.decoded(rows["user"][sender], rows["film"][receiver])
 
-    def whole(self, graph: Graph) -> tuple[Tensor, Tensor]:
+    def whole(self, graph: lgd.Graph) -> tuple[Tensor, Tensor]:
         data: Any = graph.to_pyg()
         hidden = {kind: x.relu() for kind, x in self.first(data.x_dict, data.edge_index_dict).items()}
         rows = {k: x.mul(2).round().detach() for k, x in self.last(hidden, data.edge_index_dict).items()}
@@ -93,13 +85,13 @@ class Films(Plain):
 
 
 @cache
-def plain_split() -> LinkSplit:
-    graph = communities(101, 3, num_features=6, seed=3)
-    return split_edges(Graph(graph.indptr, graph.indices, {"x": graph.node_arrays["x"].double()}), negatives=5)
+def plain_split() -> lgd.LinkSplit:
+    graph = lgd.communities(101, 3, num_features=6, seed=3)
+    return lgd.split_edges(lgd.Graph(graph.indptr, graph.indices, {"x": graph.node_arrays["x"].double()}), negatives=5)
 
 
 @cache
-def film_split(num_films: int = 9) -> LinkSplit:
+def film_split(num_films: int = 9) -> lgd.LinkSplit:
     draw, data = torch.Generator().manual_seed(1), HeteroData()
     data["user"].x = torch.randn(40, 6, generator=draw).double()
     data["film"].x = torch.randn(num_films, 6, generator=draw).double()
@@ -107,10 +99,10 @@ def film_split(num_films: int = 9) -> LinkSplit:
     data[SAW].edge_index = torch.tensor(pairs).T
     data["film", "rev_saw", "user"].edge_index = torch.tensor(pairs).T.flip(0)
     data["user", "knows", "user"].edge_index = torch.randint(40, (2, 90), generator=draw)
-    return split_edges(Graph.from_pyg(data).with_seeds("film"), negatives=1, edge_type=SAW)
+    return lgd.split_edges(lgd.Graph.from_pyg(data).with_seeds("film"), negatives=1, edge_type=SAW)
 
 
-def by_hand(module: Plain, split: LinkSplit, senders: list[int], k: int, left_out: Pairs, dot: bool) -> Any:
+def by_hand(module: Plain, split: lgd.LinkSplit, senders: list[int], k: int, left_out: Pairs, dot: bool) -> Any:
     """Score all pairs, and sort them by score and id."""
     of_senders, of_receivers = module.whole(split.graph)
     found = []
@@ -123,7 +115,7 @@ def by_hand(module: Plain, split: LinkSplit, senders: list[int], k: int, left_ou
     return found
 
 
-def known(split: LinkSplit, *names: str) -> Pairs:
+def known(split: lgd.LinkSplit, *names: str) -> Pairs:
     """Links that are left out."""
     data: Any = split.graph.to_pyg()
     edges: Any = data.edge_index if split.edge_type is None else data[split.edge_type].edge_index
@@ -146,30 +138,25 @@ def on_rank(rank: int, world_size: int, where: Any, typed: bool, folder: Path) -
     """Find links in small chunks; return this rank's share of them."""
     searching._AT_ONCE, searching._OF_THE_BUDGET = 3, 2e-4
     module = Films() if typed else Plain()
-    strategy = GrappaStrategy(**PATIENCE) if world_size > 1 else "auto"
+    strategy = lgd.GrappaStrategy(**PATIENCE) if world_size > 1 else "auto"
     running: dict[str, Any] = {"trainer": trainer(world_size, strategy), "model": module, "split": where}
-    given: dict[str, Any] = {
-        "model": {},
-        "dot": {"score": "dot", "leave_out": ["edges"]},
-        "all": {"leave_out": []},
-    }
+    given: dict[str, Any] = {"model": {}, "dot": {"score": "dot", "leave_out": ["edges"]}, "all": {"leave_out": []}}
     for options in given.values():
         options |= {"senders": ASKED, "k": 5, "budget_bytes": 16 << 20}
-    found = {name: best_links(**running, **options) for name, options in given.items()}
-    best_links(**running, path=folder / "all.npy", k=1000, budget_bytes=16 << 20)
+    found = {name: lgd.best_links(**running, **options) for name, options in given.items()}
+    lgd.best_links(**running, path=folder / "all.npy", k=1000, budget_bytes=16 << 20)
     return {name: (links.senders.tolist(), as_pairs(links)) for name, links in found.items() if links is not None}
 
 
-def check(of_ranks: list[dict[str, Any]], split: LinkSplit, module: Plain, folder: Path) -> None:
+def check(of_ranks: list[dict[str, Any]], split: lgd.LinkSplit, module: Plain, folder: Path) -> None:
     loops = "self" if split.edge_type is None else ""
     for name, left_out, dot in (
         ("model", known(split, "edges", loops), False),
         ("dot", known(split, "edges"), True),
         ("all", set[tuple[int, int]](), False),
     ):
-        shared = dict(
-            pair for senders, links in (rank[name] for rank in of_ranks) for pair in zip(senders, links, strict=True)
-        )
+        pairs = [zip(*rank[name], strict=True) for rank in of_ranks]
+        shared = dict(pair for of_rank in pairs for pair in of_rank)
         assert len(shared) == len(ASKED)
         assert [shared[sender] for sender in ASKED] == by_hand(module, split, ASKED, 5, left_out, dot)
     senders = list(range(len(module.whole(split.graph)[0])))
@@ -181,32 +168,30 @@ def check(of_ranks: list[dict[str, Any]], split: LinkSplit, module: Plain, folde
     assert [file.name for file in folder.iterdir()] == ["all.npy"]
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("num_ranks", [1, slow(2), 3])
 def test_links_are_the_best_of_all_pairs(num_ranks: int, tmp_path: Path) -> None:
     check(run_ranks(on_rank, num_ranks, plain_split(), False, tmp_path), plain_split(), Plain(), tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "num_films"), [pytest.param(1, 9, marks=pytest.mark.slow), (3, 2)]
-)  # of three ranks one has no film
+@pytest.mark.parametrize(("num_ranks", "num_films"), [slow(1, 9), (3, 2)])  # of three ranks one has no film
 def test_links_of_an_edge_type(num_ranks: int, num_films: int, tmp_path: Path) -> None:
     split = film_split(num_films)
     check(run_ranks(on_rank, num_ranks, split, True, tmp_path), split, Films(), tmp_path)
 
 
-@pytest.mark.parametrize("typed", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("typed", [slow(False), True])
 def test_links_of_shards(typed: bool, tmp_path: Path) -> None:
     split = film_split() if typed else plain_split()
     chunks = (torch.arange(split.graph.num_nodes) % 3 // 2).int()  # unequal, and across the order of ids
-    save_shards(split, Partition(chunks, 2), tmp_path / "shards")
+    lgd.save_shards(split, lgd.Partition(chunks, 2), tmp_path / "shards")
     (tmp_path / "out").mkdir()
     found = run_ranks(on_rank, 2, tmp_path / "shards", typed, tmp_path / "out")
     check(found, split, Films() if typed else Plain(), tmp_path / "out")
 
 
 def test_a_graph_may_have_no_held_edges() -> None:
-    split = LinkSplit(plain_split().graph, {})
-    found = best_links(trainer(1), Plain(), split, senders=[2, 9], k=4, score="dot")
+    split = lgd.LinkSplit(plain_split().graph, {})
+    found = lgd.best_links(trainer(1), Plain(), split, senders=[2, 9], k=4, score="dot")
     assert found is not None
     assert as_pairs(found) == by_hand(Plain(), split, [2, 9], 4, known(split, "edges", "self"), True)
 
@@ -218,7 +203,7 @@ def test_a_gpu_finds_the_same() -> None:
     for where in ("cpu", "cuda"):
         running = trainer(1, accelerator=where)
         ways: list[Any] = ["model", "dot"]
-        found[where] = [best_links(running, module, split, score=way, budget_bytes=16 << 20) for way in ways]
+        found[where] = [lgd.best_links(running, module, split, score=way, budget_bytes=16 << 20) for way in ways]
     for ours, theirs in zip(found["cpu"], found["cuda"], strict=True):
         assert ours is not None and theirs is not None
         assert theirs.receivers.equal(ours.receivers) and theirs.scores.equal(ours.scores)
@@ -249,13 +234,13 @@ class Broken(Plain):
 def test_scores_that_are_none_are_refused(said: Any, message: str) -> None:
     Broken.said = staticmethod(said)
     with pytest.raises((TypeError, ValueError), match=message):
-        best_links(trainer(1), Broken(), plain_split(), senders=[3, 5, 9])
+        lgd.best_links(trainer(1), Broken(), plain_split(), senders=[3, 5, 9])
 
 
-def timed() -> LinkSplit:
+def timed() -> lgd.LinkSplit:
     data = Data(torch.randn(30, 6), torch.randint(30, (2, 200)))
     data.edge_time = torch.arange(200)
-    return split_edges(Graph.from_pyg(data), negatives=2, time="edge_time")
+    return lgd.split_edges(lgd.Graph.from_pyg(data), negatives=2, time="edge_time")
 
 
 @pytest.mark.parametrize(
@@ -273,17 +258,29 @@ def timed() -> LinkSplit:
 def test_what_cannot_be_is_refused(model: Any, options: dict[str, Any], message: str) -> None:
     split = options.pop("split", plain_split)()
     with pytest.raises((TypeError, ValueError), match=message):
-        best_links(trainer(1), model(), split, **options)
+        lgd.best_links(trainer(1), model(), split, **options)
 
 
-def test_equal_scores_are_in_the_order_of_ids_whatever_the_pieces() -> None:
-    scores = torch.randint(3, (50, 40), generator=torch.Generator().manual_seed(0)).double()
-    scores[scores == 0] = -torch.inf
-    for pieces in ([40], [1] * 40, [7, 30, 3]):
-        best, first = BestLinks.none(torch.arange(50), 25, scores), 0
-        for size in pieces:
-            best = best.or_better(torch.arange(first, first + size), scores[:, first : first + size])
-            first += size
-        order = scores.sort(dim=1, descending=True, stable=True)
-        assert best.scores.equal(order.values[:, :25])
-        assert best.receivers.equal(order.indices[:, :25].masked_fill(order.values[:, :25] == -torch.inf, -1))
+# Tables of links, whose nodes have the ids of the tables that their graph was prepared from.
+
+
+def write(rank: int, world_size: int, folder: Path) -> None:
+    split = lgd.split_edges(lgd.Graph.open(folder / "graph"), negatives=1)
+    how: dict[str, Any] = {"score": "dot", "senders": [5, 3], "k": 99, "leave_out": ["edges", "val", "test"]}
+    lgd.best_links(start(), Rows(), split, folder / "links.parquet", ids_of=folder / "graph", **how)
+
+
+def test_tables_have_the_ids_of_users(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    graph = lgd.Graph.open(prepared(tmp_path))
+    run_ranks(write, 2, tmp_path)
+    table = parquet.read_table(tmp_path / "links.parquet").to_pydict()
+    edges: Any = graph.to_pyg().edge_index
+    linked = {(s, r) for s, r in edges.T.tolist()}
+    found = list(zip(table["sender"], table["receiver"], strict=True))
+    assert found[0][0] == NAMES[5] and {sender for sender, _ in found} == {NAMES[5], NAMES[3]}
+    assert set(found) == {(NAMES[s], NAMES[r]) for s in (5, 3) for r in range(COUNT) if (s, r) not in linked}
+    shown: Any = lgd.split_edges(graph, negatives=1).graph.to_pyg().edge_index
+    split_rows = Rows().conv(graph.node_arrays["x"], shown).detach()
+    scores = [float(split_rows[NAMES.index(s)] @ split_rows[NAMES.index(r)]) for s, r in found]
+    np.testing.assert_allclose(table["score"], scores, atol=1e-4)

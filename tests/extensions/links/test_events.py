@@ -11,18 +11,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
-from lightning_gnn_dist import (
-    Graph,
-    Isolated,
-    LinkDataModule,
-    LinkSplit,
-    NeighborSampler,
-    RandomPartitioner,
-    TemporalSampler,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.graph.typed.types import EdgeType
 from tests.placing import batches_of
+from tests.slow import slow
 
 SENT: EdgeType = ("user", "sent", "item")
 BACK: EdgeType = ("item", "rev_sent", "user")
@@ -30,37 +22,38 @@ TIMES = 12
 KINDS = pytest.mark.parametrize("kind", [None, SENT], ids=["plain", "typed"])
 
 
-def events(kind: EdgeType | None, seed: int = 0, count: int = 400) -> Graph:
+def events(kind: EdgeType | None, seed: int = 0, count: int = 400) -> lgd.Graph:
     """Few times and few nodes, so that pairs recur and many events are of one time. Items have times of their own."""
     draw = torch.Generator().manual_seed(seed)
     ends = torch.stack([torch.randint(n, (count,), generator=draw) for n in (20, 20 if kind is None else 15)])
     time = torch.randint(TIMES, (count,), generator=draw)
     mark = torch.arange(count)
     if kind is None:
-        return Graph.from_pyg(Data(edge_index=ends, num_nodes=20, x=torch.ones(20, 2), edge_time=time, edge_mark=mark))
+        data = Data(edge_index=ends, num_nodes=20, x=torch.ones(20, 2), edge_time=time, edge_mark=mark)
+        return lgd.Graph.from_pyg(data)
     data = HeteroData()
     data["user"].x, data["item"].x = torch.ones(20, 2), torch.ones(15, 2)
     data["item"].time = 6 * (torch.arange(15) % 4 == 3)  # some come later
     for edge_type, edges in ((SENT, ends), (BACK, ends.flip(0))):
         data[edge_type].edge_index, data[edge_type].time, data[edge_type].mark = edges, time, mark
-    return Graph.from_pyg(data)
+    return lgd.Graph.from_pyg(data)
 
 
-def split_of(kind: EdgeType | None, graph: Graph | None = None, **options: Any) -> LinkSplit:
+def split_of(kind: EdgeType | None, graph: lgd.Graph | None = None, **options: Any) -> lgd.LinkSplit:
     name = "edge_time" if kind is None else "time"
     defaults: dict[str, Any] = {"negatives": 4, "edge_type": kind, "time": name}
-    return split_edges(events(kind) if graph is None else graph, 0.2, 0.2, **(defaults | options))
+    return lgd.split_edges(events(kind) if graph is None else graph, 0.2, 0.2, **(defaults | options))
 
 
-def data_of(split: LinkSplit | Path, name: str = "edge_time", **options: Any) -> LinkDataModule:
+def data_of(split: lgd.LinkSplit | Path, name: str = "edge_time", **options: Any) -> lgd.LinkDataModule:
     equal = options.pop("equal", False)
-    sampler = TemporalSampler([-1, -1], name, equal=equal)
-    defaults: dict[str, Any] = {"sampler": sampler, "batch_size": 24, "partitioner": RandomPartitioner()}
-    defaults["boundary"] = Isolated()
-    return LinkDataModule(split, **(defaults | options))
+    sampler = lgd.TemporalSampler([-1, -1], name, equal=equal)
+    defaults: dict[str, Any] = {"sampler": sampler, "batch_size": 24, "partitioner": lgd.RandomPartitioner()}
+    defaults["boundary"] = lgd.Isolated()
+    return lgd.LinkDataModule(split, **(defaults | options))
 
 
-def all_batches(data: LinkDataModule) -> Iterator[Any]:
+def all_batches(data: lgd.LinkDataModule) -> Iterator[Any]:
     yield from chain(data.train_dataloader(), data.val_dataloader(), data.test_dataloader())
     yield from chain(data.correction_batches(3, stop=3), data.anchor_batches(2))
     part = data.part(1, 2)
@@ -94,7 +87,7 @@ def seen(batch: Any, kind: EdgeType | None) -> Iterator[tuple[int, int, int, tup
         yield from zip(nodes.batch[rows].tolist(), mark.tolist(), time.tolist(), receivers, strict=True)
 
 
-def senders_of(graph: Graph, kind: EdgeType | None) -> dict[Any, list[Any]]:
+def senders_of(graph: lgd.Graph, kind: EdgeType | None) -> dict[Any, list[Any]]:
     """For each node that receives the messages to it: who sends, the mark, and the time."""
     data, found = graph.to_pyg(), defaultdict(list)
     stores = {("", "", ""): data} if kind is None else dict(data.edge_items())
@@ -120,15 +113,10 @@ def by_hand(
     return Counter((m, t, r) for r in reached for s, m, t in senders[r] if is_seen(s, r, t)), reached
 
 
-@pytest.mark.parametrize(
-    ("kind", "equal", "seed"),
-    [
-        (None, False, 0),
-        (SENT, True, 1),
-        pytest.param(None, True, 1, marks=pytest.mark.slow),
-        pytest.param(SENT, False, 0, marks=pytest.mark.slow),
-    ],
-)
+SIGHTS = [(None, False, 0), (SENT, True, 1), slow(None, True, 1), slow(SENT, False, 0)]
+
+
+@pytest.mark.parametrize(("kind", "equal", "seed"), SIGHTS)
 def test_each_end_sees_what_was_before_its_target_and_nothing_else(
     kind: EdgeType | None, equal: bool, seed: int
 ) -> None:
@@ -157,7 +145,7 @@ def test_each_end_sees_what_was_before_its_target_and_nothing_else(
 
 
 @KINDS
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, slow(1)])
 def test_no_event_at_or_after_the_time_of_a_target_reaches_its_score(kind: EdgeType | None, seed: int) -> None:
     graph, name = events(kind, seed), "edge_time" if kind is None else "time"
     num_messages = 0
@@ -192,9 +180,8 @@ def test_the_last_events_are_held_and_each_is_asked_for_once(kind: EdgeType | No
     asked: Counter[Any] = Counter()
     for batch in data_of(split, name).train_dataloader():
         ids, times, label, _ = targets_of(batch, kind)
-        asked.update(
-            (*pair, t) for pair, t, is_true in zip(ids.T.tolist(), times.tolist(), label, strict=True) if is_true
-        )
+        events_asked = zip(ids.T.tolist(), times.tolist(), label, strict=True)
+        asked.update((*pair, t) for pair, t, is_true in events_asked if is_true)
     assert asked == Counter(event for event in everything if event[2] < first)
 
 
@@ -237,17 +224,14 @@ def test_labels_in_time(kind: EdgeType | None) -> None:
     assert asked == Counter(m for m in range(400) if m % 5)
 
 
-# Fits.
-
-
-def own_split(split: LinkSplit, **options: Any) -> LinkSplit:
+def own_split(split: lgd.LinkSplit, **options: Any) -> lgd.LinkSplit:
     defaults: dict[str, Any] = {"edges": split.edges, "held_arrays": split.held_arrays, "time": "edge_time"}
     defaults["negatives"] = {} if "labels" in options else split.negatives
-    return LinkSplit(split.graph, **(defaults | options))
+    return lgd.LinkSplit(split.graph, **(defaults | options))
 
 
 def test_what_cannot_work_is_refused() -> None:
-    split, random = split_of(None), split_edges(events(None), negatives=2)
+    split, random = split_of(None), lgd.split_edges(events(None), negatives=2)
     times = {name: of["edge_time"] for name, of in split.held_arrays.items()}
     turned = {name: {"edge_time": TIMES - rows} for name, rows in times.items()}
     edge, time, false = split.edges["val"][:, -1:], times["val"][-1:], split.negatives["val"][-1:]
@@ -257,9 +241,9 @@ def test_what_cannot_work_is_refused() -> None:
         "held_arrays": split.held_arrays | {"test": {"edge_time": torch.cat([times["test"], time])}},
     }
     for made, message in (
-        (lambda: data_of(split, sampler=NeighborSampler([2, 2])), r"edges of all times \(edge_time\), and Neighbor"),
+        (lambda: data_of(split, sampler=lgd.NeighborSampler([2, 2])), r"edges of all times \(edge_time\), and"),
         (lambda: data_of(split, "other"), "take TemporalSampler.*time='edge_time'"),
-        (lambda: data_of(split, sampler=TemporalSampler([2], "edge_time", "time")), "leave seed_time out of"),
+        (lambda: data_of(split, sampler=lgd.TemporalSampler([2], "edge_time", "time")), "leave seed_time out of"),
         (lambda: data_of(random), "split holds them back at random"),
         (lambda: split_of(None, labels="edge_time", negatives=None), "labels and time both name 'edge_time'"),
         (lambda: own_split(split, labels="edge_time"), "labels and time both name 'edge_time'"),
@@ -272,19 +256,19 @@ def test_what_cannot_work_is_refused() -> None:
     data = events(SENT).to_pyg()
     del data[BACK].time
     with pytest.raises(ValueError, match=r"have no array 'time', so that events would be seen there before"):
-        split_of(SENT, Graph.from_pyg(data))
+        split_of(SENT, lgd.Graph.from_pyg(data))
     data[BACK].time = data[SENT].time.flip(0)
     some = events(SENT).to_pyg()
     back, own = some[BACK].edge_index, some[SENT]
     del some[BACK]
     some["item", "seen_by", "user"].edge_index = back[:, :180]  # fewer than half, and without times
     with pytest.raises(ValueError, match=r"seen_by.* have no array 'time', .*reverse=None"):
-        split_of(SENT, Graph.from_pyg(some))
-    made = split_of(SENT, Graph.from_pyg(some), reverse=None)
+        split_of(SENT, lgd.Graph.from_pyg(some))
+    made = split_of(SENT, lgd.Graph.from_pyg(some), reverse=None)
     with pytest.raises(ValueError, match=r"seen_by.* have no array 'time'"):
-        LinkSplit(made.graph, made.edges, made.negatives, edge_type=SENT, time="time", held_arrays=made.held_arrays)
+        lgd.LinkSplit(made.graph, made.edges, made.negatives, edge_type=SENT, time="time", held_arrays=made.held_arrays)
     some["item", "seen_by", "user"].time = own.time[:180]
-    split_of(SENT, Graph.from_pyg(some))
+    split_of(SENT, lgd.Graph.from_pyg(some))
     with pytest.raises(ValueError, match="turned round, and have other times"):
-        split_of(SENT, Graph.from_pyg(data))
-    assert data_of(split, sampler=None).sampler == TemporalSampler([15, 10], "edge_time")
+        split_of(SENT, lgd.Graph.from_pyg(data))
+    assert data_of(split, sampler=None).sampler == lgd.TemporalSampler([15, 10], "edge_time")

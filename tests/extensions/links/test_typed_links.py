@@ -8,75 +8,84 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from lightning_gnn_dist import (
-    Fetch,
-    Graph,
-    Isolated,
-    LinkDataModule,
-    LinkSplit,
-    Loading,
-    NeighborSampler,
-    Partition,
-    RandomPartitioner,
-    WholePartSampler,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.graph.typed.types import EdgeType
-from tests.extensions.links.typed_sage import LinkHetero, targets_of
 from tests.pages import blocks
 from tests.placing import batches_of, most_seeds, placed, seeds_and_source
 from tests.test_readme import after, names, quiet_trainer
-from tests.typed_sage import typed_graph_of_papers
+from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 WRITES: EdgeType = ("author", "writes", "paper")
 CITES: EdgeType = ("paper", "cites", "paper")
 PEERS: EdgeType = ("paper", "resembles", "paper")
-ALL = NeighborSampler([-1, -1])
+ALL = lgd.NeighborSampler([-1, -1])
 
 
 @cache
-def papers() -> Graph:
+def papers() -> lgd.Graph:
     """Papers and others, of which some resemble each other: a type with both directions of each link."""
     data = typed_graph_of_papers(200).to_pyg()
     ends = data[CITES].edge_index[:, :60]
     data[PEERS].edge_index = torch.cat([ends, ends.flip(0)], 1)
-    return Graph.from_pyg(data)
+    return lgd.Graph.from_pyg(data)
 
 
 @cache
-def split_of(kind: EdgeType = WRITES) -> LinkSplit:
-    return split_edges(papers(), 0.1, 0.1, negatives=7, edge_type=kind)
+def split_of(kind: EdgeType = WRITES) -> lgd.LinkSplit:
+    return lgd.split_edges(papers(), 0.1, 0.1, negatives=7, edge_type=kind)
 
 
-def data_of(split: LinkSplit | Path, **options: Any) -> LinkDataModule:
-    defaults = {"sampler": NeighborSampler([4, 3]), "batch_size": 48, "partitioner": RandomPartitioner()}
-    defaults["boundary"] = Isolated()
-    return LinkDataModule(split, **(defaults | options))  # type: ignore[arg-type]
+def data_of(split: lgd.LinkSplit | Path, **options: Any) -> lgd.LinkDataModule:
+    defaults = {"sampler": lgd.NeighborSampler([4, 3]), "batch_size": 48, "partitioner": lgd.RandomPartitioner()}
+    defaults["boundary"] = lgd.Isolated()
+    return lgd.LinkDataModule(split, **(defaults | options))  # type: ignore[arg-type]
 
 
-def module_of(split: LinkSplit) -> LinkHetero:
-    torch.manual_seed(0)
-    assert split.edge_type is not None
-    return LinkHetero(list(split.graph.types.edge_types), split.edge_type)
+class LinkHetero(HeteroSAGE):
+    """Scores links of one edge type by products of rows."""
+
+    def __init__(self, edge_types: list[EdgeType], asked: EdgeType) -> None:
+        super().__init__(edge_types)
+        self.asked, self.ranking = asked, lgd.LinkRanking(hits=[1, 3])
+
+    def forward(self, batch: Any) -> Tensor:
+        rows, (sender, receiver) = self.rows(batch), batch[self.asked].edge_label_index
+        return (rows[self.asked[0]][sender] * rows[self.asked[2]][receiver]).sum(1)
+
+    def training_step(self, batch: Any, _: int) -> Tensor:
+        return functional.binary_cross_entropy_with_logits(self(batch), batch[self.asked].edge_label)
+
+    def _judge(self, name: str, batch: Any) -> None:
+        label = batch[self.asked].edge_label
+        self.ranking.update(self(batch), label)
+        self.log_dict(dict(self.ranking), batch_size=int(label.sum()))
+
+
+def targets_of(batch: Any, kind: EdgeType) -> list[tuple[int, int, float]]:
+    """Sender, receiver and label of each target, by ids in the types of the whole graph."""
+    sender, receiver = batch[kind].edge_label_index
+    ids = batch[kind[0]].n_id[sender].tolist(), batch[kind[2]].n_id[receiver].tolist()
+    return list(zip(*ids, batch[kind].edge_label.tolist(), strict=True))
 
 
 def pairs(edges: Tensor) -> list[tuple[int, int]]:
     return [(sender, receiver) for sender, receiver in edges.T.tolist()]
 
 
-def links(split: LinkSplit) -> set[tuple[int, int]]:
+def links(split: lgd.LinkSplit) -> set[tuple[int, int]]:
     return set(pairs(hetero(split)[split.edge_type].edge_index))
 
 
-def hetero(split: LinkSplit) -> Any:
+def hetero(split: lgd.LinkSplit) -> Any:
     return split.graph.to_pyg()
 
 
 Edges = Counter[tuple[EdgeType, int, int]]
 
 
-def hidden(split: LinkSplit, targets: set[tuple[int, int]]) -> Edges:
+def hidden(split: lgd.LinkSplit, targets: set[tuple[int, int]]) -> Edges:
     """The edges that show a target, by the rule: in either direction, in its type and in the reverse one."""
     back, (source, _, target) = {(r, s) for s, r in targets}, split.edge_type or WRITES
     shown = targets | back if source == target else targets
@@ -85,7 +94,7 @@ def hidden(split: LinkSplit, targets: set[tuple[int, int]]) -> Edges:
     return Counter(found)  # type: ignore[arg-type]
 
 
-def by_hand(split: LinkSplit, here: dict[str, set[int]], batch: Any) -> Edges:
+def by_hand(split: lgd.LinkSplit, here: dict[str, set[int]], batch: Any) -> Edges:
     """All edges into the seeds and into what sends to them, among nodes that are there, but those of the targets."""
     edges = [
         (k, s, r)
@@ -104,21 +113,17 @@ def edges_of_batch(batch: Any) -> Edges:
     return Counter(
         (kind, s, r)
         for kind, store in batch.edge_items()
-        for s, r in zip(
-            batch[kind[0]].n_id[store.edge_index[0]].tolist(),
-            batch[kind[2]].n_id[store.edge_index[1]].tolist(),
-            strict=True,
-        )
+        for s, r in pairs(torch.stack([batch[kind[end]].n_id[store.edge_index[end // 2]] for end in (0, 2)]))
     )
 
 
-def nodes_of(part: Graph) -> dict[str, set[int]]:
+def nodes_of(part: lgd.Graph) -> dict[str, set[int]]:
     """The nodes of each type, by their ids in the whole graph."""
     whole = {kind: torch.arange(count) for kind, count in part.types.num_nodes.items()}
     return {k: set(arrays.get("n_id", whole[k]).tolist()) for k, arrays in part.types.node_arrays.items()}
 
 
-CASES = [(WRITES, 1, ALL), (WRITES, 3, ALL), (CITES, 3, ALL), (PEERS, 2, ALL), (WRITES, 3, WholePartSampler(2))]
+CASES = [(WRITES, 1, ALL), (WRITES, 3, ALL), (CITES, 3, ALL), (PEERS, 2, ALL), (WRITES, 3, lgd.WholePartSampler(2))]
 
 
 @pytest.mark.parametrize(("kind", "num_ranks", "sampler"), CASES, ids=str)
@@ -135,7 +140,7 @@ def test_batches_are_typed_subgraphs_without_their_targets(kind: EdgeType, num_r
             assert s in here[source] and r in here[target] and ((s, r) in true) == bool(label)
         now = [(s, r) for s, r, label in targets if label]
         asked.update(now)
-        if isinstance(sampler, NeighborSampler):
+        if isinstance(sampler, lgd.NeighborSampler):
             assert edges_of_batch(batch) == by_hand(split, here, batch)
         else:
             assert not edges_of_batch(batch).keys() & hidden(split, set(now)).keys()
@@ -172,23 +177,20 @@ def test_a_part_with_few_links_repeats_them_with_weight_zero() -> None:
     assert not batches[-1].coverage.any() and "coverage" not in batches[0]
 
 
-def unequal(graph: Graph) -> Partition:
+def unequal(graph: lgd.Graph) -> lgd.Partition:
     """The second of two parts has two links of authors and papers."""
     (a, b), starts = pairs(graph.to_pyg()[WRITES].edge_index[:, :200:199].flip(0)), graph.types
     assignment = torch.zeros(graph.num_nodes, dtype=torch.int32)
     for paper, author in (a, b):
         assignment[starts.nodes_of("paper")[paper]] = assignment[starts.nodes_of("author")[author]] = 1
-    return Partition(assignment, 2)
-
-
-# Fits.
+    return lgd.Partition(assignment, 2)
 
 
 def test_predictions_are_of_the_chosen_type() -> None:
     data = data_of(split_of())
     batches = list(data.predict_dataloader())
     assert torch.cat([batch["paper"].n_id[: batch.batch_size] for batch in batches]).tolist() == list(range(200))
-    chosen = data_of(split_edges(papers().with_seeds("author"), negatives=2, edge_type=WRITES))
+    chosen = data_of(lgd.split_edges(papers().with_seeds("author"), negatives=2, edge_type=WRITES))
     assert next(iter(chosen.predict_dataloader())).seed_type == "author" and chosen.num_nodes == 100
 
 
@@ -200,16 +202,14 @@ def test_a_batch_can_lose_its_types_and_says_what_it_lacks() -> None:
     names = [[batch.node_types[number] for number in found] for found in kinds]
     assert names == [["author"], ["paper"]]
     assert plain.n_id[plain.edge_label_index[0]].equal(batch["author"].n_id[batch[WRITES].edge_label_index[0]])
-    with pytest.raises(
-        AttributeError, match=r"seeds of two types, .* batch\['author'\]\.n_id and batch\['paper'\]\.n_id"
-    ):
+    with pytest.raises(AttributeError, match=r"seeds of two types, .* batch\['author'\]\.n_id and batch\['paper"):
         _ = batch.n_id
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "device": ({"loading": Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
-    "other types": ({"sampler": NeighborSampler({WRITES: [2, 2]})}, "num_neighbors has no numbers for the edge type"),
-    "weights": ({"sampler": NeighborSampler([2, 2], weight="w")}, "weight .'w'. draws from graphs without types"),
+    "device": ({"loading": lgd.Loading(sample_on="device")}, 'sample_on="device" is for graphs without types'),
+    "other types": ({"sampler": lgd.NeighborSampler({WRITES: [2, 2]})}, "num_neighbors has no numbers for the edge"),
+    "weights": ({"sampler": lgd.NeighborSampler([2, 2], weight="w")}, "weight .'w'. draws from graphs without types"),
 }
 
 
@@ -225,9 +225,9 @@ def test_a_rank_without_links_is_refused_by_name() -> None:
     apart = torch.zeros(split.graph.num_nodes, dtype=torch.int32)
     apart[split.graph.types.nodes_of("venue").start :] = 1  # venues and words have links of other types
     with pytest.raises(ValueError, match=r"rank 1 of 2 hold none of the .* training edges"):
-        most_seeds(data_of(split, partitioner=Partition(apart, 2), boundary=Isolated()), 2)
+        most_seeds(data_of(split, partitioner=lgd.Partition(apart, 2), boundary=lgd.Isolated()), 2)
     with pytest.raises(ValueError, match=r"none of the nodes that the .* training edges lead to.* another partition"):
-        most_seeds(data_of(split, partitioner=Partition(apart, 2), boundary=Fetch()), 2)
+        most_seeds(data_of(split, partitioner=lgd.Partition(apart, 2), boundary=lgd.Fetch()), 2)
     with pytest.raises(TypeError, match=r"split must be split_edges\(graph\)"):
         data_of(split.graph)  # type: ignore[arg-type]
 

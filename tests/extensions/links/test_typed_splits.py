@@ -5,18 +5,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch_geometric.data import HeteroData
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.graph.typed.types import EdgeType
+from tests.extensions.links.test_splits import Pairs, pairs
 from tests.graph.typed.graphs import data_with
 
 WRITES: EdgeType = ("author", "writes", "paper")
 CITES: EdgeType = ("paper", "cites", "paper")
 BACK: EdgeType = ("paper", "rev_writes", "author")
-BY: EdgeType = ("paper", "by", "author")
-Pairs = set[tuple[int, int]]
 
 
 @cache
@@ -24,23 +22,17 @@ def graph() -> lgd.Graph:
     return lgd.citations(200, 2)
 
 
-def pairs(edges: Tensor) -> Pairs:
-    return {(sender, receiver) for sender, receiver in edges.T.tolist()}
-
-
 def turned(edges: Pairs) -> Pairs:
     return {(receiver, sender) for sender, receiver in edges}
 
 
-def renamed(name: str, **more: Any) -> HeteroData:
+def renamed(name: str) -> HeteroData:
     """The citations, where another type than `rev_writes` has the links of `writes` turned round."""
     data = graph().to_pyg()
     for kind, store in graph().to_pyg().edge_items():
         data[kind].time = store.time + 0  # of its own
     data["paper", name, "author"].edge_index = data[BACK].edge_index
     del data[BACK]
-    for kind, edge_index in more.items():
-        data["paper", kind, "author"].edge_index = edge_index
     return data
 
 
@@ -78,9 +70,8 @@ def test_edges_of_one_type_of_nodes_go_alone_or_in_both_directions() -> None:
     assert split.undirected and split.reverse is None and turned(kept) == kept
     for edges in split.edges.values():
         assert not (pairs(edges) | turned(pairs(edges))) & kept
-    assert split.graph.to_pyg()["paper", "disputes", "paper"].edge_index.equal(
-        data["paper", "disputes", "paper"].edge_index
-    )
+    disputes = ("paper", "disputes", "paper")
+    assert split.graph.to_pyg()[disputes].edge_index.equal(data[disputes].edge_index)
 
 
 def test_copies_go_together_and_other_types_do_not_make_false_what_is_false() -> None:
@@ -98,6 +89,7 @@ def test_copies_go_together_and_other_types_do_not_make_false_what_is_false() ->
 
 def test_a_reverse_of_another_name_is_named() -> None:
     some, by = renamed("by"), ("paper", "by", "author")
+    some["paper", "apart", "author"].edge_index = torch.tensor([[199], [99]])
     with pytest.raises(ValueError, match=r"'by', .* has (\d+) of the \1 links of .* reverse=None says"):
         lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES)
     split = lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=by)
@@ -110,6 +102,9 @@ def test_a_reverse_of_another_name_is_named() -> None:
     some[by].edge_index = of_all[:, 5:]
     assert lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=by).reverse == by
     assert lgd.split_edges(lgd.Graph.from_pyg(some), negatives=2, edge_type=WRITES, reverse=None).reverse is None
+    said = r"reverse=\('paper', 'apart', 'author'\) has none of the links of .* turned round: name the type that has"
+    with pytest.raises(ValueError, match=said):
+        lgd.split_edges(lgd.Graph.from_pyg(some), edge_type=WRITES, reverse=("paper", "apart", "author"))
 
 
 def test_a_split_of_ones_own_is_looked_at_in_both_types() -> None:
@@ -117,9 +112,8 @@ def test_a_split_of_ones_own_is_looked_at_in_both_types() -> None:
     own = lgd.LinkSplit(split.graph, split.edges, split.negatives, edge_type=WRITES)
     assert own.fingerprint == split.fingerprint
     by_name = lgd.split_edges(graph(), 0.1, 0.0, negatives=3, edge_type=WRITES, reverse=None).graph
-    by_links = lgd.split_edges(
-        lgd.Graph.from_pyg(renamed("by")), 0.1, 0.0, negatives=3, edge_type=WRITES, reverse=None
-    ).graph
+    alone: dict[str, Any] = {"negatives": 3, "edge_type": WRITES, "reverse": None}
+    by_links = lgd.split_edges(lgd.Graph.from_pyg(renamed("by")), 0.1, 0.0, **alone).graph
     among = r"val: \d+ of \d+ edges are among the graph's .*asked for what it was"
     for careless, message in ((by_name, among), (by_links, r"'by', .* links of .* turned round")):
         with pytest.raises(ValueError, match=message):
@@ -159,20 +153,6 @@ def test_a_graph_without_types_has_no_edge_types() -> None:
     for option in ({"edge_type": WRITES}, {"reverse": WRITES}):
         with pytest.raises(ValueError, match=r"is for a graph with types, and this one has none"):
             lgd.split_edges(plain, **option)  # type: ignore[arg-type]
-
-
-def links_apart() -> lgd.Graph:
-    """Authors write papers, and others get answers: no pair of the one type is one of the other, turned round."""
-    data = data_with()
-    data[WRITES].edge_index, data[WRITES].edge_attr = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 3]]), torch.ones(4, 2)
-    data[BY].edge_index = torch.tensor([[4, 5, 6], [4, 5, 6]])
-    return lgd.Graph.from_pyg(data)
-
-
-def test_a_reverse_type_that_is_none_is_refused() -> None:
-    said = r"reverse=\('paper', 'by', 'author'\) has none of the links of .* turned round: name the type that has them"
-    with pytest.raises(ValueError, match=said):
-        lgd.split_edges(links_apart(), edge_type=WRITES, val=0.25, test=0.25, reverse=BY)
 
 
 def test_links_of_a_split_are_compared_with_other_edges_by_unit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,10 +31,10 @@ def test_large_arrays_are_files_that_readers_share(tmp_path: Path) -> None:
     assert float(by_value.read(tmp_path / "item")[0][0]) == 0.0 == float(tensor[0])
 
 
-@pytest.mark.parametrize(
-    "item",
-    [torch.ones(3), torch.ones(LARGE, dtype=torch.bfloat16), nn.Parameter(torch.ones(LARGE)), torch.ones(2, LARGE).T],
-)
+PARAMETER = nn.Parameter(torch.ones(LARGE))
+
+
+@pytest.mark.parametrize("item", [torch.ones(3), torch.ones(LARGE).bfloat16(), PARAMETER, torch.ones(2, LARGE).T])
 def test_every_tensor_is_what_it_was(item: torch.Tensor, tmp_path: Path) -> None:
     got = sent(item, tmp_path)
     assert type(got) is type(item) and got.dtype == item.dtype and got.requires_grad == item.requires_grad

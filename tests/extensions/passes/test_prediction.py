@@ -18,8 +18,12 @@ from lightning_gnn_dist import Graph, GrappaStrategy, LocalSGDStrategy, layers_o
 from lightning_gnn_dist.extensions.passes import layer_pass
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.layers.through_layers import has_layers
+from tests.callbacks.test_predictions import NAMES, Rows, by_hand, check, prepared, start
+from tests.cli.test_train import SMALL, command
+from tests.data_fitting import trainer
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
+from tests.slow import slow
 
 NUM_NODES, NUM_FEATURES = 1_501, 12
 
@@ -79,11 +83,6 @@ def model_of(kind: str) -> Deep:
     }[kind]()
 
 
-def quiet(world_size: int = 1, **options: Any) -> pl.Trainer:
-    off = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
-    return pl.Trainer(accelerator="cpu", devices=world_size, **(off | options))
-
-
 def at_most(size: int) -> Callable[..., float]:
     """Foresees that batches of more nodes would take too much."""
     return lambda of, edges, bytes_in, bytes_out, start, stop: float("inf") if stop - start > size else 0.0
@@ -93,7 +92,7 @@ def at_most(size: int) -> Callable[..., float]:
 def test_every_kind_of_layer_is_exact(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_pass, "bytes_foreseen", at_most(100))
     model = model_of(kind)
-    predict_by_layer(quiet(), model, graph(), tmp_path / "logits.npy")
+    predict_by_layer(trainer(1), model, graph(), tmp_path / "logits.npy")
     assert len(model.num_seeds) == 3 * 16  # each layer once for each node, a hundred at a time
     found = torch.from_numpy(np.load(tmp_path / "logits.npy"))
     model.eval()
@@ -130,7 +129,7 @@ def test_layers_see_input_rows_and_the_degrees_of_the_whole_graph(
     model, edges = Residual(), graph()
     x, scale = quantize_rows(edges.node_arrays["x"])
     edges.node_arrays |= {"x": x, "x_scale": scale}
-    predict_by_layer(quiet(), model, edges, tmp_path / "logits.npy")
+    predict_by_layer(trainer(1), model, edges, tmp_path / "logits.npy")
     assert model.reads == [False] * 16  # they are read when a layer asks for them
     data, x = whole(edges), x.float() * scale.view(-1, 1)
     expected = model.eval().gnn(x, data.edge_index) + x
@@ -141,22 +140,14 @@ STRATEGIES = {"ddp": lambda: "ddp", "local_sgd": LocalSGDStrategy, "grappa": Gra
 
 
 def on_ranks(rank: int, world_size: int, name: str, path: Path, folder: Path) -> bool:
-    trainer = quiet(world_size, strategy=STRATEGIES[name]())
-    predict_by_layer(trainer, model_of("sage"), Graph.open(folder), path)
+    predict_by_layer(trainer(world_size, STRATEGIES[name]()), model_of("sage"), Graph.open(folder), path)
     return path.exists()  # on every rank, as soon as it returns
 
 
-@pytest.mark.parametrize(
-    ("name", "world_size"),
-    [
-        pytest.param("ddp", 2, marks=pytest.mark.slow),
-        ("local_sgd", 3),
-        pytest.param("grappa", 2, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("name", "world_size"), [slow("ddp", 2), ("local_sgd", 3), slow("grappa", 2)])
 def test_ranks_share_the_nodes_of_every_layer(name: str, world_size: int, tmp_path: Path) -> None:
     graph().save(tmp_path / "graph")
-    predict_by_layer(quiet(), model_of("sage"), graph(), tmp_path / "alone.npy")
+    predict_by_layer(trainer(1), model_of("sage"), graph(), tmp_path / "alone.npy")
     assert run_ranks(on_ranks, world_size, name, tmp_path / "logits.npy", tmp_path / "graph") == [True] * world_size
     np.testing.assert_allclose(np.load(tmp_path / "logits.npy"), np.load(tmp_path / "alone.npy"), atol=1e-5)
     assert {file.name for file in tmp_path.iterdir()} == {"graph", "alone.npy", "logits.npy"}
@@ -164,14 +155,14 @@ def test_ranks_share_the_nodes_of_every_layer(name: str, world_size: int, tmp_pa
 
 def test_a_checkpoint_and_the_precision_hold(tmp_path: Path) -> None:
     trained, fresh = model_of("sage"), Deep(SAGEConv)
-    trainer = quiet()
-    trainer.strategy.connect(trained)
-    trainer.save_checkpoint(tmp_path / "trained.ckpt", weights_only=True)
-    predict_by_layer(trainer, trained, graph(), tmp_path / "trained.npy")
-    predict_by_layer(quiet(), fresh, graph(), tmp_path / "fresh.npy", ckpt_path=tmp_path / "trained.ckpt")
+    running = trainer(1)
+    running.strategy.connect(trained)
+    running.save_checkpoint(tmp_path / "trained.ckpt", weights_only=True)
+    predict_by_layer(running, trained, graph(), tmp_path / "trained.npy")
+    predict_by_layer(trainer(1), fresh, graph(), tmp_path / "fresh.npy", ckpt_path=tmp_path / "trained.ckpt")
     expected = np.load(tmp_path / "trained.npy")
     assert np.array_equal(np.load(tmp_path / "fresh.npy"), expected)
-    predict_by_layer(quiet(precision="bf16-mixed"), model_of("sage"), graph(), tmp_path / "half.npy")
+    predict_by_layer(trainer(1, precision="bf16-mixed"), model_of("sage"), graph(), tmp_path / "half.npy")
     half = np.load(tmp_path / "half.npy")
     assert half.dtype == np.float32 and 0 < np.abs(half - expected).max() < 0.05 * np.abs(expected).max()
 
@@ -185,19 +176,19 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.npy"
     assert not has_layers(Listed()) and has_layers(model_of("sage"))
     with pytest.raises(TypeError, match=r"Listed has no method layers\(\)"):
-        predict_by_layer(quiet(), Listed(), graph(), path)
+        predict_by_layer(trainer(1), Listed(), graph(), path)
     with pytest.raises(ValueError, match=r"and '.*rows\.pt' ends otherwise"):
-        predict_by_layer(quiet(), model_of("sage"), graph(), tmp_path / "rows.pt")
+        predict_by_layer(trainer(1), model_of("sage"), graph(), tmp_path / "rows.pt")
     with pytest.raises(ValueError, match="at least 16 megabytes"):
-        predict_by_layer(quiet(), model_of("sage"), graph(), path, budget_bytes=1000)
+        predict_by_layer(trainer(1), model_of("sage"), graph(), path, budget_bytes=1000)
     with pytest.raises(ValueError, match="limit_predict_batches=1 would leave rows without a prediction"):
-        predict_by_layer(quiet(limit_predict_batches=1), model_of("sage"), graph(), path)
+        predict_by_layer(trainer(1, limit_predict_batches=1), model_of("sage"), graph(), path)
     with pytest.raises(TypeError, match=r"predict_by_layer\(\) knows no argument 'ckpt_pth'"):
-        predict_by_layer(quiet(), model_of("sage"), graph(), path, ckpt_pth="x")
+        predict_by_layer(trainer(1), model_of("sage"), graph(), path, ckpt_pth="x")
     path.touch()
     with pytest.raises(FileExistsError, match=r"rows\.npy exists already.*overwrite=True"):
-        predict_by_layer(quiet(), model_of("sage"), graph(), path)
-    predict_by_layer(quiet(), model_of("sage"), graph(), path, overwrite=True)
+        predict_by_layer(trainer(1), model_of("sage"), graph(), path)
+    predict_by_layer(trainer(1), model_of("sage"), graph(), path, overwrite=True)
     assert np.load(path).shape == (NUM_NODES, 5)
 
 
@@ -217,7 +208,7 @@ def test_a_layer_of_all_rows_gets_them_in_one_batch(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(layer_pass, "bytes_foreseen", lambda of, edges, bytes_in, bytes_out, start, stop: stop - start)
     torch.manual_seed(0)
     model = Normalised()
-    predict_by_layer(quiet(), model, graph(), tmp_path / "rows.npy")
+    predict_by_layer(trainer(1), model, graph(), tmp_path / "rows.npy")
     assert model.num_seeds == [NUM_NODES] * 3
 
 
@@ -228,8 +219,8 @@ class Breaks(Deep):
 
 def break_on_ranks(rank: int, world_size: int, path: Path) -> None:
     with pytest.raises(ValueError, match=r"norm \(GraphNorm\) takes the rows of all nodes at once: predict with"):
-        predict_by_layer(quiet(world_size, strategy="ddp"), Normalised(), graph(), path)
-    predict_by_layer(quiet(world_size, strategy="ddp"), Breaks(SAGEConv), graph(), path)
+        predict_by_layer(trainer(world_size, "ddp"), Normalised(), graph(), path)
+    predict_by_layer(trainer(world_size, "ddp"), Breaks(SAGEConv), graph(), path)
 
 
 def test_a_layer_that_says_too_little_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -246,14 +237,14 @@ class Bipartite(Deep):
         return conv((data.x, data.x[: block.num_dst]), block.adj)
 
 
-def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> int:
+def most_memory(rank: int, world_size: int, folder: Path, budget: int) -> int:
     """Bytes of this process, mapped pages among them, beyond what it has after a first and small prediction."""
     give_back_at_once()
     model = Bipartite(SAGEConv)
     graph().save(folder / "small")
-    predict_by_layer(quiet(), model, Graph.open(folder / "small"), folder / "small.npy")
+    predict_by_layer(trainer(1), model, Graph.open(folder / "small"), folder / "small.npy")
     with Peak("VmRSS") as peak:
-        predict_by_layer(quiet(), model, Graph.open(folder / "graph"), folder / "rows.npy", budget_bytes=budget_bytes)
+        predict_by_layer(trainer(1), model, Graph.open(folder / "graph"), folder / "rows.npy", budget_bytes=budget)
     return peak.added_bytes
 
 
@@ -267,3 +258,26 @@ def test_a_prediction_stays_within_its_budget(tmp_path: Path) -> None:
     (most,) = run_ranks(most_memory, 1, tmp_path, budget)
     assert 4 * nodes * NUM_FEATURES > 1.5 * budget  # neither the features nor the edges would have fitted
     assert budget / 8 < most < budget
+
+
+# By a command, and as a table whose rows have the ids of the tables that their graph was prepared from.
+
+
+@pytest.mark.slow
+def test_predict_by_layer_says_what_batches_say(tmp_path: Path) -> None:
+    config = ["predict", "--config=configs/local_sgd.yaml", *SMALL]
+    writer = f"{{class_path: lightning_gnn_dist.PredictionWriter, init_args: {{path: {tmp_path}/batches.npy}}}}"
+    run_ranks(command, 2, *config, f"--output={tmp_path}/layers.npy", "--budget_megabytes=16")
+    run_ranks(command, 2, *config, f"--trainer.callbacks={writer}")
+    np.testing.assert_allclose(np.load(tmp_path / "layers.npy"), np.load(tmp_path / "batches.npy"), atol=1e-5)
+
+
+def write_table(rank: int, world_size: int, folder: Path) -> None:
+    predict_by_layer(start(), Rows(), folder / "graph", folder / "layers.parquet")
+
+
+def test_tables_have_the_ids_of_users(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    saved = Graph.open(prepared(tmp_path))
+    run_ranks(write_table, 2, tmp_path)
+    check(tmp_path / "layers.parquet", NAMES, NAMES, by_hand(saved))

@@ -15,6 +15,7 @@ from tests.graph.parted import in_order_of_shards
 from tests.layers.test_typed_layers import CLOSE, DATA, EXACT, WRONG, Filters, check_evaluation, graph_of, model
 from tests.layers.typed_model import ByLayers, OfLinks
 from tests.ranks import RankError, run_ranks
+from tests.slow import slow
 
 
 def predicted(rank: int, world_size: int, where: Any, folder: Path, budget_bytes: int, kind: str) -> None:
@@ -23,10 +24,7 @@ def predicted(rank: int, world_size: int, where: Any, folder: Path, budget_bytes
     lgd.predict_by_layer(run, model(3), graph, folder / f"{kind}.npy", seed_type=kind, **budget)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "place"),
-    [pytest.param(1, "RAM", marks=pytest.mark.slow), pytest.param(2, "files", marks=pytest.mark.slow), (2, "shards")],
-)
+@pytest.mark.parametrize(("num_ranks", "place"), [slow(1, "RAM"), slow(2, "files"), (2, "shards")])
 def test_all_nodes_of_a_type_are_predicted(num_ranks: int, place: str, tmp_path: Path) -> None:
     where: Any = graph_of()
     if place != "RAM":

@@ -7,14 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist import Graph
 from lightning_gnn_dist.extensions.passes import layer_pass
 from lightning_gnn_dist.extensions.passes.layer_pass import FarPass, FileNodes, Forecast, Memory, bytes_there
-from lightning_gnn_dist.graph.storage.mapped import all_maps
 from lightning_gnn_dist.homes.settings import LEAST_BYTES
 from lightning_gnn_dist.layers.layer_pass import Work
 from lightning_gnn_dist.wire.channel import open_channel
-from tests.layers.models import Appnp, Sage, graph_of, uneven_data, whole_rows
+from tests.layers.models import Sage, graph_of, uneven_data, whole_rows
 
 CUDA = torch.device("cuda", 0)
 
@@ -58,8 +56,8 @@ DATA = uneven_data()
 GRAPH = graph_of(DATA)
 
 
-def rows_of(layers: Any, seeds: Tensor, budget_bytes: int, folder: Path | None = None, graph: Graph = GRAPH) -> Tensor:
-    nodes = FileNodes(graph, seeds, layers, 1, budget_bytes)
+def rows_of(layers: Any, seeds: Tensor, budget_bytes: int, folder: Path | None = None) -> Tensor:
+    nodes = FileNodes(GRAPH, seeds, layers, 1, budget_bytes)
     work = FarPass(nodes, open_channel(1), Work(CPU, None, True, budget_bytes), folder=folder)
     with torch.no_grad():
         return work.plan_for(seeds, len(layers)).rows(layers).take([seeds])[0]
@@ -75,16 +73,6 @@ def test_many_small_batches_make_the_rows_of_one(budget_bytes, tmp_path):
     assert (len(sizes) == 3) == (budget_bytes == 1 << 30)
     assert (set(sizes) == {1}) == (budget_bytes == 1)
     assert list(tmp_path.rglob("*")) == []
-
-
-def test_a_graph_in_files_is_read_without_keeping_its_pages(tmp_path, monkeypatch):
-    GRAPH.save(tmp_path / "graph")
-    graph, module, looks = Graph.open(tmp_path / "graph"), Appnp(3).double(), []
-    monkeypatch.setattr(layer_pass, "all_maps", lambda: looks.append(1) or all_maps())
-    expected, seeds = whole_rows(module, DATA), DATA.test_mask.nonzero().view(-1)
-    rows = rows_of(module.layers(), seeds, 3_000, tmp_path, graph)
-    assert torch.allclose(rows, expected[seeds], rtol=0, atol=1e-12)
-    assert looks == [1]
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from torch_geometric.nn.models.basic_gnn import BasicGNN
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler, layers_of, through_layers
 from lightning_gnn_dist.layers.through_layers import whole_graph_arrays
 from tests.layers.test_through_layers import NUM_NODES, SEEDS, batch_of
+from tests.slow import slow
 
 
 def whole_data() -> Data:
@@ -29,10 +30,8 @@ def whole_data() -> Data:
     edge_index = torch.randint(NUM_NODES, (2, 700), generator=generator)
     edge_index[:, :30] = torch.arange(30)
     edge_index[1][edge_index[1] % 9 == 8] = 1
-    data = Data(
-        torch.randn(NUM_NODES, 6, generator=generator).double(),
-        torch.cat([edge_index.unique(dim=1), torch.tensor([[3], [3]])], 1),
-    )
+    x = torch.randn(NUM_NODES, 6, generator=generator).double()
+    data = Data(x, torch.cat([edge_index.unique(dim=1), torch.tensor([[3], [3]])], 1))
     data.edge_weight = torch.rand(data.num_edges, generator=generator).double()
     data.edge_attr = torch.randn(data.num_edges, 4, generator=generator).double()
     return data
@@ -109,26 +108,22 @@ def test_layers_compute_what_the_model_computes(kind: str) -> None:
         torch.testing.assert_close(net(DATA), net.by_pyg(DATA), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_on_blocks_are_those_of_the_model(kind: str) -> None:
-    net = net_of(kind, 2, norm=None, dropout=0.0).train()
-    batch = batch_of(NeighborSampler([3, 3]), GRAPH)
-    found, expected = net(batch), net.by_pyg(batch)[:6]
-    gradients = [
-        torch.autograd.grad(rows.square().sum(), list(net.parameters()), allow_unused=True)
-        for rows in (found, expected)
-    ]
-    torch.testing.assert_close(*gradients, atol=1e-9, rtol=0)
+WHOLE = ["sage", "gcn-weighted", "gin", "gat", "pna", "edge-cnn"]
 
 
-@pytest.mark.parametrize("kind", ["sage", "gcn-weighted", "gin", "gat", "pna", "edge-cnn"])
-def test_gradients_on_a_whole_part_are_those_of_the_model(kind: str) -> None:
-    net, batch = net_of(kind, 2, norm=None, jk="cat"), batch_of(WholePartSampler(num_hops=2), GRAPH)
+SAMPLED = [(kind, NeighborSampler([3, 3])) for kind in KINDS] + [(kind, WholePartSampler(2)) for kind in WHOLE]
+
+
+@pytest.mark.parametrize(("kind", "sampler"), SAMPLED, ids=repr)
+def test_gradients_are_those_of_the_model(kind: str, sampler: Any) -> None:
+    net, batch = net_of(kind, 2, norm=None, jk="cat", dropout=0.0).train(), batch_of(sampler, GRAPH)
     copied, batch.x = copy.deepcopy(net), batch.x.requires_grad_()
     parameters = [*net.parameters(), batch.x]
-    found = torch.autograd.grad(net(batch).square().sum(), parameters, allow_unused=True)
-    expected = torch.autograd.grad(net.by_pyg(batch)[:6].square().sum(), parameters, allow_unused=True)
-    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+    found, expected = (
+        torch.autograd.grad(rows.square().sum(), parameters, allow_unused=True)
+        for rows in (net(batch), net.by_pyg(batch)[:6])
+    )
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
     assert copied(batch).equal(net(batch))
 
 
@@ -151,27 +146,23 @@ class Unknown(GCN):
         return SGConv(in_channels, out_channels, K=2)
 
 
-def test_what_layers_cannot_compute_is_refused() -> None:
-    with pytest.raises(TypeError, match="gnn must be a GraphSAGE, GCN, GIN, GAT, PNA or EdgeCNN"):
-        layers_of(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="Own has a forward of its own"):
-        layers_of(Own(6, 8, 2))
-    with pytest.raises(TypeError, match="Unknown has layers SGConv"):
-        layers_of(Unknown(6, 8, 2))
-    with pytest.raises(ValueError, match="edge_weight: GIN takes none, got 'w'"):
-        layers_of(GIN(6, 8, 2), edge_weight="w")
-    with pytest.raises(ValueError, match=r"GCN\(cached=True\) keeps the degrees of its first batch"):
-        layers_of(GCN(6, 8, 2, cached=True))
-    with pytest.raises(ValueError, match=r"GCN\(aggr='max'\)"):
-        layers_of(GCN(6, 8, 2, aggr="max"))
-    with pytest.raises(ValueError, match=r"flow='target_to_source'"):
-        layers_of(GraphSAGE(6, 8, 2, flow="target_to_source"))
+OF_ALL_ROWS = r"norm: \w+Norm normalises by all rows of the graph at once"
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (nn.Linear(1, 1), {}, "gnn must be a GraphSAGE, GCN, GIN, GAT, PNA or EdgeCNN"),
+    (Own(6, 8, 2), {}, "Own has a forward of its own"),
+    (Unknown(6, 8, 2), {}, "Unknown has layers SGConv"),
+    (GIN(6, 8, 2), {"edge_weight": "w"}, "edge_weight: GIN takes none, got 'w'"),
+    (GCN(6, 8, 2, cached=True), {}, r"GCN\(cached=True\) keeps the degrees of its first batch"),
+    (GCN(6, 8, 2, aggr="max"), {}, r"GCN\(aggr='max'\)"),
+    (GraphSAGE(6, 8, 2, flow="target_to_source"), {}, r"flow='target_to_source'"),
+    *((GraphSAGE(6, 8, 2, norm=f"{name}_norm"), {}, OF_ALL_ROWS) for name in ("graph", "layer", "pair")),
+]
 
 
-@pytest.mark.parametrize("norm", ["graph_norm", "layer_norm", "pair_norm"])
-def test_norms_over_all_rows_are_refused(norm: str) -> None:
-    with pytest.raises(ValueError, match=r"norm: \w+Norm normalises by all rows of the graph at once"):
-        layers_of(GraphSAGE(6, 8, 2, norm=norm))
+@pytest.mark.parametrize(("gnn", "edges", "message"), REFUSED)
+def test_what_layers_cannot_compute_is_refused(gnn: Any, edges: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        layers_of(gnn, **edges)
 
 
 @pytest.mark.parametrize("kind", ["sage", "gin", "edge-cnn"])
@@ -256,18 +247,11 @@ def exported(module: nn.Module, path: Path) -> Any:
     return load(path).module()
 
 
-SLOW = {ByHand: [GATConv], ReadyMade: [GAT]}
+EXPORTED = [(ByHand, SAGEConv), (ReadyMade, GCN), slow(ByHand, GATConv), slow(ReadyMade, GAT)]
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, of export
-@pytest.mark.parametrize(
-    ("make", "kind"),
-    [
-        (ByHand, SAGEConv),
-        (ReadyMade, GCN),
-        *(pytest.param(make, kind, marks=pytest.mark.slow) for make, kinds in SLOW.items() for kind in kinds),
-    ],
-)
+@pytest.mark.parametrize(("make", "kind"), EXPORTED)
 def test_an_exported_module_has_the_same_rows_on_graphs_of_other_sizes(make: Any, kind: Any, tmp_path: Path) -> None:
     module = make(kind)
     again = exported(module, tmp_path / "model.pt2")

@@ -44,9 +44,8 @@ def in_rounds(rank: int, world_size: int, settings: list[dict[str, Any]]) -> lis
     found = []
     for options in settings:
         module = same_start(optimizer="Adam" if "average_optimizer" in options else "SGD")
-        strategy = lgd.TMAStrategy(
-            lgd.EverySteps(STEPS[rank]), weights="steps", reducer=lgd.Overlapped(), **options, **PATIENCE
-        )
+        options = options | {"weights": "steps", "reducer": lgd.Overlapped()}
+        strategy = lgd.TMAStrategy(lgd.EverySteps(STEPS[rank]), **options, **PATIENCE)
         more: dict[str, Any] = {"precision": "64-true", "num_sanity_val_steps": 0, "max_epochs": ROUNDS}
         fit(rank, strategy, module, devices=world_size, validate=True, **more)
         found.append((module.validated, state_of(module)))
@@ -201,9 +200,8 @@ def sent(rank: int, world_size: int) -> list[float]:
         for reducer in (lgd.Rounded(bits) if bits else None, lgd.Overlapped(bits)):
             numbers = []
             for rounds in (2, 4):
-                strategy = lgd.LocalSGDStrategy(
-                    lgd.EverySteps(2), reducer=reducer, outer=lgd.Outer(), average_optimizer=True, **PATIENCE
-                )
+                options: Any = {"reducer": reducer, "outer": lgd.Outer(), "average_optimizer": True}
+                strategy = lgd.LocalSGDStrategy(lgd.EverySteps(2), **options, **PATIENCE)
                 before = traffic.bytes_sent
                 fit(rank, strategy, same_start(optimizer="Adam"), devices=world_size, max_epochs=rounds)
                 numbers.append(traffic.bytes_sent - before)

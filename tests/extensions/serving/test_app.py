@@ -71,20 +71,11 @@ MALFORMED = [
     ({"new": {"x": [X], "num_nodes": 2}}, "new must have as many rows of each array, got {'num_nodes': 2, 'x': 1}."),
     ({"new": {"x": [X] * 5}}, "new may have 4 nodes, got 5: ask several times."),
     ({"new": {"x": [X[:3]]}}, "x of new must be finite numbers of shape [1, 4], got [[0.5, 1, -2]] of shape [1, 3]."),
-    (
-        {"new": {"x": [X, X[:3]]}},
-        "x of new must be finite numbers of shape [2, 4], got [[0.5, 1, -2, 3], [0.5, 1, -2]].",
-    ),
+    ({"new": {"x": [X, X[:3]]}}, "x of new must be finite numbers of shape [2, 4], got [[0.5, 1, -2, 3], [0.5, 1, "),
     ('{"new": {"x": [[1e999, 1, 2, 3]]}}', "x of new must be finite numbers that torch.float64 can hold"),
     ({"new": {"x": [X]}, "edges": [[3]]}, "edges must be pairs of a sender and a receiver, got [3]."),
-    (
-        {"new": {"x": [X]}, "edges": [[3, 4]]},
-        "edges must have a new node at one end, got [3, 4]: both are of the graph.",
-    ),
-    (
-        {"new": {"x": [X]}, "edges": [[3, "new:1"]]},
-        "edges must name nodes by an id from 0 to 59, or \"new:0\", got 'new:1'.",
-    ),
+    ({"new": {"x": [X]}, "edges": [[3, 4]]}, "edges must have a new node at one end, got [3, 4]: both are of the"),
+    ({"new": {"x": [X]}, "edges": [[3, "new:1"]]}, 'edges must name nodes by an id from 0 to 59, or "new:0", got'),
     ({"new": {"x": [X]}, "edges": [[3, "new:0"]] * 21}, "edges may have 20 entries, got 21: ask several times."),
     ({"new": {"x": [X]}, "edges": [["new:0", v] for v in range(9)]}, "edges may be 20 with those of the graph into"),
 ]
@@ -171,9 +162,8 @@ def test_what_is_too_late_is_told_so_and_later_requests_are_answered() -> None:
     model = Held()
     with serving(answerer(model, data_of_nodes()), Limits(seconds=1.0)) as (port, _), ThreadPoolExecutor(8) as clients:
         late = [clients.submit(lambda node=node: Client(port).post({"nodes": [node]})) for node in (1, 2, 3)]
-        assert [future.result() for future in late] == [
-            (504, {"error": "The request was not answered within 1 s."})
-        ] * 3
+        said = (504, {"error": "The request was not answered within 1 s."})
+        assert [future.result() for future in late] == [said] * 3
         model.may.set()
         wait_until(lambda: Client(port).post({"nodes": [4]})[0] == 200)
 

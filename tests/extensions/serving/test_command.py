@@ -1,11 +1,7 @@
 """``serve``: from a configuration and a checkpoint to answers, and its end by SIGTERM."""
 
-import os
-import re
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +11,11 @@ import torch
 from torch import Tensor
 from torch_geometric.nn.norm import GraphNorm
 
-from lightning_gnn_dist import (
-    Evaluation,
-    Graph,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    TemporalSampler,
-    communities,
-    save_shards,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.demo import SAGE
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.serving import command as serving
-from lightning_gnn_dist.extensions.serving.question import RefusedError
+from lightning_gnn_dist.extensions.serving.question import IdIndex, RefusedError
 from tests.extensions.serving.models import (
     COUNTS,
     MODELS,
@@ -42,7 +29,6 @@ from tests.extensions.serving.models import (
     plain_graph,
     typed_data,
 )
-from tests.pages import ROOT
 
 CONFIG = """\
 seed_everything: 0
@@ -57,22 +43,6 @@ def files(tmp_path: Path) -> list[str]:
     (tmp_path / "fit.yaml").write_text(CONFIG)
     torch.save({"state_dict": SAGE(64, 8).state_dict()}, tmp_path / "model.ckpt")
     return [f"--config={tmp_path}/fit.yaml", f"--ckpt_path={tmp_path}/model.ckpt"]
-
-
-@contextmanager
-def running(*arguments: str) -> Iterator[int]:
-    """Serve in another process while the block runs; it ends with status 0 when it is told to."""
-    command = [sys.executable, "-m", "lightning_gnn_dist", "serve", "--port=0", *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{ROOT / 'examples'}"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
-        assert server.stdout is not None
-        try:
-            said = next(line for line in server.stdout if line.startswith("Serving on http://127.0.0.1:"))
-            (port,) = re.findall(r"127\.0\.0\.1:(\d+)", said)
-            yield int(port)
-        finally:
-            server.terminate()
-        assert server.wait(60) == 0
 
 
 @pytest.fixture
@@ -94,16 +64,13 @@ def test_what_is_missing_is_named_in_one_line(
     tmp_path: Path,
 ) -> None:
     torch.save(SAGE(64, 8).state_dict(), tmp_path / "bare.ckpt")
-    save_shards(communities(50, 8), Partition(torch.zeros(50).int(), 1), tmp_path / "shards")
+    lgd.save_shards(lgd.communities(50, 8), lgd.Partition(torch.zeros(50).int(), 1), tmp_path / "shards")
     for arguments, sentence in (
         (files[:1], "serve needs the weights of a trained model: name a checkpoint, --ckpt_path=model.ckpt."),
         ([files[0], "--ckpt_path=none.ckpt"], "ckpt_path must be a file, and 'none.ckpt' is none."),
         ([*files, f"--data.graph={tmp_path}/shards"], "A server reads the whole graph, and "),
         ([*files, "--port=70000"], "host '127.0.0.1' and port 70000 cannot be had (bind(): port must be 0-65535.)"),
-        (
-            [files[0], f"--ckpt_path={tmp_path}/fit.yaml"],
-            "ckpt_path must be a checkpoint of tensors and plain values, ",
-        ),
+        ([files[0], f"--ckpt_path={tmp_path}/fit.yaml"], "ckpt_path must be a checkpoint of tensors and plain values"),
         ([files[0], f"--ckpt_path={tmp_path}/bare.ckpt"], "bare.ckpt' has no state_dict."),
         ([*files, "--limits.nodes=0"], "limits.nodes must be an integer of at least 1, got 0."),
     ):
@@ -145,7 +112,7 @@ def request(seed: int = 5) -> tuple[dict[str, Any], Tensor, Tensor]:
 @pytest.mark.parametrize("kind", MODELS)
 def test_rows_are_those_of_a_forward_over_the_extended_graph(kind: str) -> None:
     ends, x, model = ends_of(NODES, EDGES), double(NODES, WIDTH), MODELS[kind]()
-    data = PartitionedDataModule(plain_graph(ends, x), sampler=NeighborSampler([5, 5]))
+    data = lgd.PartitionedDataModule(plain_graph(ends, x), sampler=lgd.NeighborSampler([5, 5]))
     asked, new_x, new_ends = request()
     other, other_x, other_ends = request(seed=6)
     served = answerer(model, data)
@@ -181,7 +148,7 @@ IDS = [41, 4, 40, 42]  # those papers in the extended graph
 
 def test_rows_of_types_are_those_of_a_forward_over_the_extended_graph() -> None:
     data, model = typed_data(), Typed()
-    served = answerer(model, PartitionedDataModule(Graph.from_pyg(data), sampler=NeighborSampler([5, 5])))
+    served = answerer(model, lgd.PartitionedDataModule(lgd.Graph.from_pyg(data), sampler=lgd.NeighborSampler([5, 5])))
     asked = [typed_request(seed) for seed in (7, 8)]
     found = served.rows([served.form.read(given) for given, _, _ in asked])
     for (_, x, edges), rows in zip(asked, found, strict=True):
@@ -193,8 +160,8 @@ def test_rows_of_types_are_those_of_a_forward_over_the_extended_graph() -> None:
 def test_new_nodes_see_what_was_before_their_time() -> None:
     """Senders have times here; of untyped graphs below edges have them."""
     data, model = typed_data(time=True), Typed()
-    sampler = TemporalSampler([5, 5], time="time")
-    served = answerer(model, PartitionedDataModule(Graph.from_pyg(data, time="time"), sampler=sampler))
+    sampler = lgd.TemporalSampler([5, 5], time="time")
+    served = answerer(model, lgd.PartitionedDataModule(lgd.Graph.from_pyg(data, time="time"), sampler=sampler))
     given, x, edges = typed_request(9, time=True)
     found = served.rows([served.form.read(each) for each in (typed_request(3, time=True)[0], given)])[1]
     time = {"author": torch.cat([data["author"].time, torch.tensor([3, 60])]),
@@ -211,8 +178,8 @@ def test_new_edges_have_times() -> None:
     times, seeds = ends_of(1000, EDGES).view(-1)[:EDGES] * 1.0, ends_of(1000, NODES, 3)[0] * 1.0
     graph = plain_graph(ends, x, time=times)
     graph.node_arrays["seed_time"] = seeds
-    sampler = TemporalSampler([5, 5], time="time", seed_time="seed_time")
-    served = answerer(model, PartitionedDataModule(graph, sampler=sampler))
+    sampler = lgd.TemporalSampler([5, 5], time="time", seed_time="seed_time")
+    served = answerer(model, lgd.PartitionedDataModule(graph, sampler=sampler))
     asked, new_x, new_ends = request()
     new_times, new_seeds = ends_of(1000, 20, 4)[0, : new_ends.shape[1]] * 1.0, torch.tensor([300.0, 999.0, 0.0])
     asked["edges"] = {"pairs": asked["edges"], "time": new_times.tolist()}
@@ -229,9 +196,9 @@ def test_new_edges_have_times() -> None:
 @pytest.mark.parametrize("how", [{}, {"replace": True}, {"weight": "w"}], ids=str)
 def test_what_is_drawn_for_a_node_depends_on_nobody_beside_it(how: dict[str, Any]) -> None:
     ends, x, model = ends_of(NODES, 3000), double(NODES, WIDTH), MODELS["SAGE"]()
-    evaluation = Evaluation(sampler=NeighborSampler([4, 3], **how))
+    evaluation = lgd.Evaluation(sampler=lgd.NeighborSampler([4, 3], **how))
     graph = plain_graph(ends, x, w=double(3000).abs())
-    data = PartitionedDataModule(graph, sampler=NeighborSampler([5, 5]), evaluation=evaluation)
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([5, 5]), evaluation=evaluation)
     served = answerer(model, data)
     new = [request(seed)[0] for seed in (5, 6)]
     for each in new:
@@ -251,7 +218,7 @@ def test_what_is_drawn_for_a_node_depends_on_nobody_beside_it(how: dict[str, Any
 
 def test_rows_of_nodes_with_more_neighbours_than_the_limit_are_estimates() -> None:
     ends, x, model = ends_of(NODES, 3000), double(NODES, WIDTH), MODELS["SAGE"]()
-    data = PartitionedDataModule(plain_graph(ends, x), sampler=NeighborSampler([5, 5]))
+    data = lgd.PartitionedDataModule(plain_graph(ends, x), sampler=lgd.NeighborSampler([5, 5]))
     exact = model.rows(x, ends).detach().numpy()
     for most, is_exact in ((10, False), (100, True)):
         served = answerer(model, data, neighbors=most)
@@ -262,7 +229,7 @@ def test_rows_of_nodes_with_more_neighbours_than_the_limit_are_estimates() -> No
 def test_a_model_that_mixes_rows_is_refused() -> None:
     model = MODELS["SAGE"]()
     model.norm = GraphNorm(8)
-    data = PartitionedDataModule(plain_graph(ends_of(NODES, EDGES), double(NODES, WIDTH)))
+    data = lgd.PartitionedDataModule(plain_graph(ends_of(NODES, EDGES), double(NODES, WIDTH)))
     with pytest.raises(ValueError, match="norm \\(GraphNorm\\) normalises by all rows of a batch"):
         answerer(model, data)
 
@@ -271,7 +238,7 @@ def test_new_edges_carry_what_edges_carry() -> None:
     ends, x, weights = ends_of(NODES, EDGES), double(NODES, WIDTH), double(EDGES, seed=8)
     model, (asked, new_x, new_ends) = OnWeights(), request()
     new_weights = double(new_ends.shape[1], seed=9)
-    served = answerer(model, PartitionedDataModule(plain_graph(ends, x, edge_weight=weights)))
+    served = answerer(model, lgd.PartitionedDataModule(plain_graph(ends, x, edge_weight=weights)))
     with pytest.raises(RefusedError, match="edges must have 'edge_weight', as the graph has it"):
         served.form.read(asked)
     asked["edges"] = {"pairs": asked["edges"], "edge_weight": new_weights.tolist()}
@@ -284,15 +251,25 @@ def test_new_edges_carry_what_edges_carry() -> None:
 def test_a_graph_that_was_cut_from_another_is_refused() -> None:
     graph = plain_graph(ends_of(NODES, EDGES), double(NODES, WIDTH)).induced(torch.arange(9))
     with pytest.raises(ValueError, match="The graph has n_id, ids of a larger graph"):
-        answerer(MODELS["SAGE"](), PartitionedDataModule(graph))
+        answerer(MODELS["SAGE"](), lgd.PartitionedDataModule(graph))
 
 
 @pytest.mark.gpu
 def test_rows_of_a_gpu_are_those_of_a_cpu() -> None:
     ends, x = ends_of(NODES, EDGES), double(NODES, WIDTH)
-    data, asked = PartitionedDataModule(plain_graph(ends, x)), request()[0]
+    data, asked = lgd.PartitionedDataModule(plain_graph(ends, x)), request()[0]
     of_devices = []
     for device in ("cpu", "cuda"):
         served = answerer(MODELS["SAGE"]().to(device), data)
         of_devices.append(served.rows([served.form.read(asked)])[0])
     assert of_devices[0] == pytest.approx(of_devices[1], rel=1e-9, abs=1e-9)
+
+
+STRANGE: list[Any] = ["zz", "b\0", "\ud800", "x" * 999, 5, 2**80, -(2**80), 7.0, True, None, ["b"]]
+
+
+@pytest.mark.parametrize("ids", [["b", "a", "longer", "ü", "c"], [7, -3, 900, 2**40], ["b"]])
+def test_a_node_is_found_by_its_id(ids: list[Any]) -> None:
+    index = IdIndex(np.array(ids))
+    assert [index.find(name) for name in ids] == list(range(len(ids)))
+    assert [index.find(name) for name in STRANGE] == [None] * len(STRANGE)

@@ -1,5 +1,6 @@
 """Small graphs that are opened from shards, and what is drawn of them."""
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,14 @@ from lightning_gnn_dist.extensions.shards.index import Shard
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, ShardedSampler
 from lightning_gnn_dist.wire.channel import Channel, open_channel
 from tests.ranks import join
+
+
+def change(file: Path, within: str, **entries: Any) -> None:
+    """Change entries of a description in JSON."""
+    about = json.loads(file.read_text())
+    about[within] |= entries
+    file.unlink()  # it may be read-only
+    file.write_text(json.dumps(about))
 
 
 class CountingGraph(ShardedGraph):

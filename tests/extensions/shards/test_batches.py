@@ -13,24 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import (
-    Correction,
-    Evaluation,
-    EverySteps,
-    Fetch,
-    Graph,
-    GrappaStrategy,
-    Isolated,
-    LadiesSampler,
-    Launch,
-    LLCGStrategy,
-    Loading,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    communities,
-    save_shards,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batches import GlobalBatches
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource, assemble
 from lightning_gnn_dist.engine.sample import BatchKey
@@ -55,6 +38,7 @@ from tests.graph.typed.graphs import EDGES
 from tests.loaders import over
 from tests.ranks import join, run_ranks, start_ranks
 from tests.sage import SAGE, Ending
+from tests.slow import slow
 from tests.wire.test_hosts import InTraining, check_stalled
 
 FANOUTS = [4, 3]
@@ -76,7 +60,7 @@ def sent(rank: int, world_size: int, folder: str, shards: int, sampler: ShardedS
     # owner the answers to the others, who ask for as much, with a byte for each row's length: of layer-wise samplers,
     # whole rows.
     whole = int(small_graph(4000, 80_000).degrees()[expanded].sum())
-    edges = sum(batch.num_sampled_edges) if isinstance(sampler, NeighborSampler) else whole
+    edges = sum(batch.num_sampled_edges) if isinstance(sampler, lgd.NeighborSampler) else whole
     return spent, others * (expanded.numel() * (2 + 1) + edges * 4 + batch.num_nodes * (2 + width))
 
 
@@ -85,18 +69,12 @@ ARRAYS = ("x", "y", "train_mask", "val_mask", "test_mask", "n_id")
 
 @pytest.mark.parametrize(
     ("sampler", "shards"),
-    [
-        (NeighborSampler([10, 5]), 4),
-        *(
-            pytest.param(*more, marks=pytest.mark.slow)
-            for more in ((NeighborSampler([10, 5]), 2), (LadiesSampler([200, 200]), 4))
-        ),
-    ],
+    [(lgd.NeighborSampler([10, 5]), 4), slow(lgd.NeighborSampler([10, 5]), 2), slow(lgd.LadiesSampler([200, 200]), 4)],
     ids=["one copy", "two copies", "ladies"],
 )
 def test_what_is_sent(tmp_path: Path, shards: int, sampler: ShardedSampler) -> None:
     graph = small_graph(4000, 80_000)
-    save_shards(graph, some_partition(graph, shards), tmp_path / "shares")
+    lgd.save_shards(graph, some_partition(graph, shards), tmp_path / "shares")
     spent, formula = zip(*run_ranks(sent, 4, str(tmp_path / "shares"), shards, sampler), strict=True)
     assert abs(sum(spent) / sum(formula) - 1) < 0.1
 
@@ -135,13 +113,17 @@ def drawn(
 
 
 def compare(
-    pairs: list[tuple[Graph, Graph, Partition]], sampler: ShardedSampler, cache: int, folder: Path, world_size: int = 0
+    pairs: list[tuple[lgd.Graph, lgd.Graph, lgd.Partition]],
+    sampler: ShardedSampler,
+    cache: int,
+    folder: Path,
+    world_size: int = 0,
 ) -> None:
     """Compare batches of graphs in shards with those of the same graphs whole, numbered as the shards number them."""
     num_shards = pairs[0][2].num_parts
     world_size = world_size or num_shards
     for number, (graph, _, partition) in enumerate(pairs):
-        save_shards(graph, partition, folder / str(number))
+        lgd.save_shards(graph, partition, folder / str(number))
     names = [str(folder / str(number)) for number in range(len(pairs))]
     results = run_ranks(drawn, world_size, names, num_shards, sampler, cache)
     for number, (_, whole, _) in enumerate(pairs):
@@ -158,20 +140,20 @@ def compare(
 
 WEIGHED = {"weight": "edge_weight"}
 CASES: dict[str, tuple[int, int, ShardedSampler, bool, int]] = {  # ranks, shards, sampler, edge arrays, cache
-    "one copy": (4, 4, NeighborSampler(FANOUTS), False, 0),
-    "cache": (3, 3, NeighborSampler([-1, 2, 1]), True, 2000),
-    "alone": (1, 1, NeighborSampler(FANOUTS), True, 0),
-    "weights": (4, 4, NeighborSampler(FANOUTS, **WEIGHED), True, 0),
-    "ladies": (4, 4, LadiesSampler([60, 40]), False, 0),
-    "ladies alone": (1, 1, LadiesSampler([90, 60]), False, 0),
+    "one copy": (4, 4, lgd.NeighborSampler(FANOUTS), False, 0),
+    "cache": (3, 3, lgd.NeighborSampler([-1, 2, 1]), True, 2000),
+    "alone": (1, 1, lgd.NeighborSampler(FANOUTS), True, 0),
+    "weights": (4, 4, lgd.NeighborSampler(FANOUTS, **WEIGHED), True, 0),
+    "ladies": (4, 4, lgd.LadiesSampler([60, 40]), False, 0),
+    "ladies alone": (1, 1, lgd.LadiesSampler([90, 60]), False, 0),
 }
 SLOW: dict[str, tuple[int, int, ShardedSampler, bool, int]] = {
-    "two copies": (4, 2, NeighborSampler(FANOUTS, replace=True), True, 0),
-    "ladies twice": (4, 2, LadiesSampler([60, 40], normalize=True, **WEIGHED), True, 0),
+    "two copies": (4, 2, lgd.NeighborSampler(FANOUTS, replace=True), True, 0),
+    "ladies twice": (4, 2, lgd.LadiesSampler([60, 40], normalize=True, **WEIGHED), True, 0),
 }
 
 
-@pytest.mark.parametrize("case", [*CASES, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)])
+@pytest.mark.parametrize("case", [*CASES, *(slow(case) for case in SLOW)])
 def test_batches_are_those_of_the_whole_graph(tmp_path: Path, case: str) -> None:
     world_size, shards, sampler, edge_arrays, cache = (CASES | SLOW)[case]
     graph = small_graph(edge_arrays=edge_arrays)
@@ -179,35 +161,29 @@ def test_batches_are_those_of_the_whole_graph(tmp_path: Path, case: str) -> None
     compare([(graph, in_order_of_parts(graph, partition), partition)], sampler, cache, tmp_path, world_size)
 
 
+def pair_of(graph: lgd.Graph, num_parts: int) -> tuple[lgd.Graph, lgd.Graph, lgd.Partition]:
+    """The graph, which nodes of its largest type are learned from, as shards number it too, and its parts."""
+    graph = graph.with_seeds(max(graph.types.node_types, key=lambda kind: graph.types.num_nodes[kind]))
+    partition = uneven_partition(graph, num_parts)
+    return graph, in_order_of_shards(graph, partition), partition
+
+
 @pytest.mark.parametrize(
     ("world_size", "sampler", "cache"),
     [
-        pytest.param(4, NeighborSampler([3, 2]), 0, marks=pytest.mark.slow),
-        pytest.param(2, NeighborSampler([-1, 2, 1]), 100_000, marks=pytest.mark.slow),
-        (3, NeighborSampler(PER_TYPE), 100_000),
-        (1, NeighborSampler([-1, 1]), 0),
-        pytest.param(3, NeighborSampler([2, 3], replace=True), 0, marks=pytest.mark.slow),
+        slow(4, lgd.NeighborSampler([3, 2]), 0),
+        slow(2, lgd.NeighborSampler([-1, 2, 1]), 100_000),
+        (3, lgd.NeighborSampler(PER_TYPE), 100_000),
+        (1, lgd.NeighborSampler([-1, 1]), 0),
+        slow(3, lgd.NeighborSampler([2, 3], replace=True), 0),
     ],
     ids=["four", "all neighbours", "per type", "alone", "replace"],
 )
-def test_batches_of_types_are_too(tmp_path: Path, world_size: int, sampler: NeighborSampler, cache: int) -> None:
-    pairs = []
-    for graph in (typed_graph_of_widths(), typed_graph_of_widths(2)):
-        partition = uneven_partition(graph, world_size)
-        pairs.append((graph, in_order_of_shards(graph, partition).with_seeds("paper"), partition))
-    compare(pairs, sampler, cache, tmp_path)
+def test_batches_of_types_are_too(tmp_path: Path, world_size: int, sampler: lgd.NeighborSampler, cache: int) -> None:
+    compare([pair_of(typed_graph_of_widths(seed), world_size) for seed in (0, 2)], sampler, cache, tmp_path)
 
 
-def pair_of(graph: Graph, num_parts: int) -> tuple[Graph, Graph, Partition]:
-    """The graph, the same with its nodes in the order of their types and parts, and the parts."""
-    kind = max(graph.types.num_nodes.items(), key=lambda item: item[1])[0]
-    partition = uneven_partition(graph, num_parts)
-    kinds = graph.types.type_of(torch.arange(graph.num_nodes))
-    order = (kinds * num_parts + partition.assignment).argsort(stable=True)
-    return graph.with_seeds(kind), graph.induced(order).with_seeds(kind), partition
-
-
-def odd_graph(num_types: int) -> Graph:
+def odd_graph(num_types: int) -> lgd.Graph:
     """So many edge types between two node types, of which one has few nodes; numbers of 8 and of 16 bits."""
     data, generator = HeteroData(), torch.Generator().manual_seed(0)
     data["a"].x, data["a"].x_scale = (
@@ -219,20 +195,20 @@ def odd_graph(num_types: int) -> Graph:
         ends = ("a", f"r{number}", "b") if number % 2 else ("b", f"r{number}", "a")
         sizes = [40 if end == "a" else 2 for end in ends[::2]]
         data[ends].edge_index = torch.stack([torch.randint(size, (9,), generator=generator) for size in sizes])
-    return Graph.from_pyg(data)
+    return lgd.Graph.from_pyg(data)
 
 
-def without_edges() -> Graph:
+def without_edges() -> lgd.Graph:
     data = HeteroData()
     data["a"].x, data["b"].num_nodes = torch.randn(30, 3), 4
     data["a", "to", "b"].edge_index = torch.empty(2, 0, dtype=torch.int64)
-    return Graph.from_pyg(data)
+    return lgd.Graph.from_pyg(data)
 
 
 @pytest.mark.slow
 def test_odd_graphs(tmp_path: Path) -> None:
     graphs = [odd_graph(1), odd_graph(2), odd_graph(300), without_edges()]
-    compare([pair_of(graph, 3) for graph in graphs], NeighborSampler([3, 2]), 0, tmp_path)
+    compare([pair_of(graph, 3) for graph in graphs], lgd.NeighborSampler([3, 2]), 0, tmp_path)
 
 
 def corrected(rank: int, world_size: int, folder: str, sampler: ShardedSampler) -> list[Any]:
@@ -241,7 +217,7 @@ def corrected(rank: int, world_size: int, folder: str, sampler: ShardedSampler) 
     with joined(rank, world_size):
         for bulk_size in (1, 4):
             graph = CountingGraph(Shard.open(folder, rank), open_channel(world_size))
-            whole = GlobalBatches(ShardedSource(graph, sampler, Loading()), graph.split("train"), 32, 0, bulk_size)
+            whole = GlobalBatches(ShardedSource(graph, sampler, lgd.Loading()), graph.split("train"), 32, 0, bulk_size)
             before = traffic.bytes_sent
             made = [contents(batch) for batch in whole.of_round(3, rank, world_size, start=2, stop=8)]
             graph.close()
@@ -249,10 +225,12 @@ def corrected(rank: int, world_size: int, folder: str, sampler: ShardedSampler) 
     return found
 
 
-@pytest.mark.parametrize("sampler", [NeighborSampler(FANOUTS), LadiesSampler([30, 30])], ids=["neighbor", "ladies"])
+@pytest.mark.parametrize(
+    "sampler", [lgd.NeighborSampler(FANOUTS), lgd.LadiesSampler([30, 30])], ids=["neighbor", "ladies"]
+)
 def test_corrections_are_made_in_bulks(tmp_path: Path, sampler: ShardedSampler) -> None:
     graph = small_graph()
-    save_shards(graph, some_partition(graph, 2), tmp_path / "shares")
+    lgd.save_shards(graph, some_partition(graph, 2), tmp_path / "shares")
     for (one, turns, spent), (four, fewer, less) in run_ranks(corrected, 2, str(tmp_path / "shares"), sampler):
         assert len(one) == 6
         check_same(four, one)
@@ -263,7 +241,7 @@ def test_corrections_are_made_in_bulks(tmp_path: Path, sampler: ShardedSampler) 
 # Batches that are asked for ahead are those of the whole graph, and a fit ends cleanly, however it ends.
 
 
-SAMPLER = NeighborSampler([4, 3])
+SAMPLER = lgd.NeighborSampler([4, 3])
 DEPTHS = {0: 0, 1: 1, 8: 150_000, 32: 1 << 30}  # bulks: bytes
 CACHES = {0: 0, 1: 700, 8: 4000, 32: 1 << 20}
 
@@ -292,21 +270,18 @@ def made(rank: int, world_size: int, folder: str, depth: int) -> tuple[list[Any]
     channel = open_channel(world_size)
     before = threading.active_count(), open_ends()
     graph = ShardedGraph(Shard.open(folder, rank), channel, cache_bytes=CACHES[depth])
-    source = ShardedSource(graph, SAMPLER, Loading(ahead_bytes=DEPTHS[depth]))
+    source = ShardedSource(graph, SAMPLER, lgd.Loading(ahead_bytes=DEPTHS[depth]))
     found = passes(source, rank)
     assert world_size == 1 or (graph.cache.hits > 0) == (depth > 0)
     graph._asking.close()
     return found, source.depth(2), threading.active_count() - before[0], open_ends() - before[1]
 
 
-@pytest.mark.parametrize(
-    ("world_size", "depths"),
-    [(1, [8]), (2, [0, 8]), *(pytest.param(*more, marks=pytest.mark.slow) for more in ((2, [1, 32]), (4, [8])))],
-)
+@pytest.mark.parametrize(("world_size", "depths"), [(1, [8]), (2, [0, 8]), slow(2, [1, 32]), slow(4, [8])])
 def test_batches_that_are_asked_for_ahead_are_too(tmp_path: Path, world_size: int, depths: list[int]) -> None:
     graph = small_graph(edge_arrays=True)
     partition = some_partition(graph, world_size)
-    save_shards(graph, partition, tmp_path / "shares")
+    lgd.save_shards(graph, partition, tmp_path / "shares")
     source = GraphSource(in_order_of_parts(graph, partition), SAMPLER, all_labels=False)
     expected = [passes(source, rank) for rank in range(world_size)]
     for wanted in depths:
@@ -334,20 +309,20 @@ def fit(folder: str, world_size: int, how: str, options: dict[str, Any]) -> str:
     """Fit once; return what it raised."""
     options, corrects = dict(options), options.get("corrects", False)
     options.pop("corrects", None)
-    data = PartitionedDataModule(
+    data = lgd.PartitionedDataModule(
         folder,
         sampler=SAMPLER,
         batch_size=4,
-        boundary=Isolated() if corrects else Fetch(),
-        evaluation=Evaluation(batch_size=20),
-        loading=Loading(bulk_size=2),
+        boundary=lgd.Isolated() if corrects else lgd.Fetch(),
+        evaluation=lgd.Evaluation(batch_size=20),
+        loading=lgd.Loading(bulk_size=2),
     )
     options = {"max_epochs": 1, "limit_val_batches": 0} | options
     if options.get("callbacks"):
         options["callbacks"] = [pl.callbacks.EarlyStopping("loss", patience=1, mode="max", min_delta=1e9)]
     strategy: Any = plain_ddp()
     if corrects:
-        strategy = LLCGStrategy(EverySteps(2), correction=Correction(2), **PATIENCE)
+        strategy = lgd.LLCGStrategy(lgd.EverySteps(2), correction=lgd.Correction(2), **PATIENCE)
     fitting = trainer(world_size, strategy, **options)
     try:
         fitting.fit(Ending(5, 3, how, at=4), data)
@@ -371,7 +346,7 @@ def fits(rank: int, world_size: int, folder: str) -> dict[str, tuple[str, int, i
 @pytest.fixture(scope="module")
 def shares(tmp_path_factory: pytest.TempPathFactory) -> str:
     graph, folder = small_graph(), tmp_path_factory.mktemp("graph") / "shares"
-    save_shards(graph, some_partition(graph, 2), folder)
+    lgd.save_shards(graph, some_partition(graph, 2), folder)
     return str(folder)
 
 
@@ -404,18 +379,15 @@ class OnShards(InTraining, SAGE):
     pass
 
 
-def on_shards(rank: int, world_size: int, launch: Launch, folder: Path) -> None:
-    data = PartitionedDataModule(folder, sampler=NeighborSampler([3, 3]), batch_size=16)
-    strategy = GrappaStrategy(launch=launch)
+def on_shards(rank: int, world_size: int, launch: lgd.Launch, folder: Path) -> None:
+    data = lgd.PartitionedDataModule(folder, sampler=lgd.NeighborSampler([3, 3]), batch_size=16)
+    strategy = lgd.GrappaStrategy(launch=launch)
     trainer(world_size, strategy, max_epochs=2, limit_val_batches=0).fit(OnShards(12, 4), data)
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_rank_that_stands_still_is_named(tmp_path: Path) -> None:
-    save_shards(
-        communities(600, 4, num_features=12, seed=3),
-        some_partition(communities(600, 4, num_features=12, seed=3), 3),
-        tmp_path / "shards",
-    )
+    graph = lgd.communities(600, 4, num_features=12, seed=3)
+    lgd.save_shards(graph, some_partition(graph, 3), tmp_path / "shards")
     check_stalled(on_shards, tmp_path / "shards")

@@ -1,19 +1,25 @@
 """Training on shards is training on parts: to the bit, with every exchange across shards."""
 
+import re
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist import Loading, NeighborSampler, Partition, PartitionedDataModule, save_shards
+from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.extensions.shards.home import ShardHome
 from tests.callbacks.test_run_report import fit as fit_with_report
 from tests.callbacks.test_run_report import logged
+from tests.cli.conftest import EXAMPLES
+from tests.cli.test_train import SMALL, command
+from tests.cli.test_train import logged as logged_rows
 from tests.data.test_datamodule import stored_as
 from tests.data.test_settings import GRAPH, check_copies, check_that_ranks_share_places
 from tests.data_fitting import small_graph, trainer
@@ -24,11 +30,8 @@ from tests.ranks import RankError, run_ranks
 from tests.sage import SAGE
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
-OPTIONS: dict[str, Any] = {
-    "sampler": lgd.NeighborSampler([4, 4]),
-    "batch_size": 8,
-    "evaluation": lgd.Evaluation(batch_size=70),
-}
+OPTIONS: dict[str, Any] = {"sampler": lgd.NeighborSampler([4, 4]), "batch_size": 8}
+OPTIONS["evaluation"] = lgd.Evaluation(batch_size=70)
 
 
 @pytest.fixture(scope="module")
@@ -41,59 +44,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lgd.save_shards(graph, partition, folder / "shares")
     in_order_of_parts(graph, partition).save(folder / "whole")
     return folder
-
-
-def evaluate(rank: int, world_size: int, folder: str) -> tuple[list[Tensor], list[Tensor]]:
-    """What each rank trains on and evaluates, where two groups of ranks have a copy each."""
-    data = lgd.PartitionedDataModule(f"{folder}/shares", **OPTIONS)
-    model, fitting = SAGE(12, 4), trainer(world_size, lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE), max_epochs=8)
-    fitting.fit(model, data)
-    model.evaluated.clear()
-    fitting.validate(model, data, verbose=False)
-    return model.trained, [ids for ids, _ in model.evaluated]
-
-
-def test_copies_divide_the_nodes_among_them(saved: Path) -> None:
-    whole = lgd.Graph.open(saved / "whole")
-    n_id = whole.node_arrays["n_id"]
-    results = run_ranks(evaluate, 4, str(saved))
-    evaluated = torch.cat([ids for _, shown in results for ids in shown])
-    assert evaluated.sort().values.tolist() == n_id[whole.split("val")].sort().values.tolist()
-    shards = [set(n_id[:240].tolist()), set(n_id[240:].tolist())]
-    trained = [set(torch.cat(seeds).tolist()) for seeds, _ in results]
-    assert trained[0] <= shards[0] and trained[2] <= shards[0] and not trained[0] & trained[2]
-    assert trained[1] <= shards[1] and trained[3] <= shards[1] and not trained[1] & trained[3]
-    assert set().union(*trained) == set(n_id[whole.split("train")].tolist())
-
-
-def start(rank: int, world_size: int, folder: str, strategy: str) -> None:
-    data = lgd.PartitionedDataModule(f"{folder}/shares", **OPTIONS)
-    chosen = lgd.LLCGStrategy(lgd.EverySteps(2), correction=lgd.Correction(way=strategy), **PATIENCE)  # type: ignore[arg-type]
-    trainer(world_size, chosen, fast_dev_run=True).fit(SAGE(12, 4), data)
-
-
-@pytest.mark.parametrize(
-    ("num_ranks", "way", "message"),
-    [(3, "sliced", "2 shards, which 3 ranks cannot hold evenly"), (2, "rank0", 'use way="sliced"')],
-)
-def test_ranks_share_shards_and_corrections(saved: Path, num_ranks: int, way: str, message: str) -> None:
-    with pytest.raises(RankError, match=message):
-        run_ranks(start, num_ranks, str(saved), way)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sampler": lgd.ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
-        ({"global_batching": lgd.GlobalBatching(sampler=lgd.ShadowSampler([4, 4], num_hops=2))}, "got ShadowSampler"),
-        ({"boundary": lgd.Fetch(), "sampler": lgd.WholePartSampler(2)}, "got WholePartSampler"),
-        ({"loading": lgd.Loading(sample_on="auto")}, 'sample_on must be "cpu" for shards'),
-        ({"boundary": lgd.Auto(5)}, r"boundary must be Isolated\(\).* for shards, got Auto\(bytes=5"),
-    ],
-)
-def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        lgd.PartitionedDataModule(saved / "shares", **options)
 
 
 class Mistaken(SAGE):
@@ -164,9 +114,8 @@ def saved_types(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def data_of(folder: str, kind: str, **more: Any) -> pl.LightningDataModule:
     options = OPTIONS_OF_TYPES | more
     if kind == "shards":
-        return lgd.PartitionedDataModule(
-            f"{folder}/shards", loading=lgd.Loading(bulk_size=3, cache_bytes=20_000), **options
-        )
+        loading = lgd.Loading(bulk_size=3, cache_bytes=20_000)
+        return lgd.PartitionedDataModule(f"{folder}/shards", loading=loading, **options)
     partition = lgd.Partition(torch.load(f"{folder}/owners.pt"), 2)
     whole = lgd.Graph.open(f"{folder}/whole")
     return lgd.PartitionedDataModule(whole, partitioner=partition, **({"boundary": lgd.Isolated()} | options))
@@ -226,23 +175,6 @@ def test_training_on_shards_of_types_is_training_on_parts(saved_types: Path, nam
     assert (saved_types / "shards.npy").read_bytes() == (saved_types / "whole.npy").read_bytes()
 
 
-BOTH = "sampled by NeighborSampler or TemporalSampler"
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"boundary": lgd.Fetch(), "sampler": lgd.ShadowSampler([4, 4], num_hops=2)}, f"{BOTH}, got Shadow"),
-    ({"global_batching": lgd.GlobalBatching(sampler=lgd.LadiesSampler([9, 9]))}, f"{BOTH}, got Ladies"),
-    ({"boundary": lgd.Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
-    ({"sampler": lgd.NeighborSampler({("a", "to", "b"): [3, 3]})}, r"the edge type \('a', 'to', 'b'\), and the graph"),
-    ({"sampler": lgd.NeighborSampler([4, 3], weight="edge_weight")}, "weight .* draws from graphs without types"),
-    ({"task": "papers"}, r"task must be one of \['paper', 'author', 'venue', 'word'\], got 'papers'"),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_what_cannot_work_with_types_is_refused(saved_types: Path, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        lgd.PartitionedDataModule(saved_types / "shards", **(OPTIONS_OF_TYPES | options))
-
-
 def test_nodes_of_one_type_are_learned_from(tmp_path: Path) -> None:
     graph = typed_graph_of_widths()
     data = graph.to_pyg()
@@ -273,13 +205,6 @@ def test_features_that_are_nan_are_found_before_the_first_step(tmp_path: Path) -
     data.on_exception(ValueError())
 
 
-def start_types(rank: int, world_size: int, folder: str, **options: Any) -> None:
-    model = HeteroSAGE([("paper", "cites", "paper")])
-    trainer(world_size, STRATEGIES["llcg"](), fast_dev_run=True).fit(
-        model, lgd.PartitionedDataModule(folder, **options)
-    )
-
-
 @pytest.mark.parametrize(
     ("more", "message"),
     [
@@ -288,9 +213,8 @@ def start_types(rank: int, world_size: int, folder: str, **options: Any) -> None
     ],
 )
 def test_times_that_are_not_there_are_refused(saved_types: Path, more: dict[str, Any], message: str) -> None:
-    data = lgd.PartitionedDataModule(
-        saved_types / "one", sampler=lgd.TemporalSampler([2, 2], **({"time": "time"} | more))
-    )
+    sampler = lgd.TemporalSampler([2, 2], **({"time": "time"} | more))
+    data = lgd.PartitionedDataModule(saved_types / "one", sampler=sampler)
     with pytest.raises(ValueError, match=message):
         data.setup("fit")
     data.on_exception(ValueError())
@@ -318,19 +242,6 @@ def test_all_that_trees_see_is_evaluated_as_on_the_whole_graph(
     assert sizes[:2] == [-(-num_tested // 16), -(-num_tested // 4)]
 
 
-def open_another(rank: int, world_size: int, folder: str) -> None:
-    start_types(rank, world_size, f"{folder}/division-{rank}")
-
-
-def test_shards_of_two_divisions_are_refused(tmp_path: Path) -> None:
-    graph = typed_graph_of_papers(200)
-    for number in range(2):
-        assignment = ((torch.arange(graph.num_nodes) + number) % 2).int()
-        lgd.save_shards(graph, lgd.Partition(assignment, 2), tmp_path / f"division-{number}")
-    with pytest.raises(RankError, match=r"ranks \[1\] are not of the graph of rank 0, or of another division of it"):
-        run_ranks(open_another, 2, str(tmp_path))
-
-
 def test_shards_are_not_taken_for_a_graph(saved_types: Path) -> None:
     with pytest.raises(ValueError, match=r"share-00000 is one shard of a graph.* with PartitionedDataModule"):
         lgd.Graph.open(saved_types / "shards" / "share-00000")
@@ -338,21 +249,6 @@ def test_shards_are_not_taken_for_a_graph(saved_types: Path) -> None:
         lgd.Graph.open(saved_types / "shards")
     with pytest.raises(RuntimeError, match=r"before its ranks have met: give the data module to trainer\.fit"):
         lgd.PartitionedDataModule(saved_types / "shards").train_dataloader()
-
-
-def test_a_shard_without_training_nodes_is_refused(tmp_path: Path) -> None:
-    graph = typed_graph_of_widths()  # of whose nodes the last one is of another type
-    lgd.save_shards(graph, uneven_partition(graph, 2), tmp_path / "shards")
-    with pytest.raises(RankError, match=r"Shard 1 of .* has no training nodes for rank 1 of 2") as caught:
-        run_ranks(start_types, 2, str(tmp_path / "shards"))
-    assert all("has no training nodes" in failure for failure in caught.value.failures.values())
-
-
-def test_a_graph_without_types_has_no_type_of_seeds(tmp_path: Path) -> None:
-    graph = lgd.communities(60, 2)
-    lgd.save_shards(graph, lgd.Partition(torch.zeros(60).int(), 1), tmp_path / "shards")
-    with pytest.raises(ValueError, match=r"task \('paper'\) is for a graph with types"):
-        lgd.PartitionedDataModule(tmp_path / "shards", task="paper")
 
 
 def test_nobody_cuts_shards_again(tmp_path: Path) -> None:
@@ -371,11 +267,10 @@ def test_ranks_share_the_places_of_each_split(tmp_path: Path) -> None:
 
 def test_a_shard_names_nodes_as_the_graph_did(tmp_path: Path) -> None:
     graph, node = spoilt("y", -1)
-    save_shards(graph, Partition(torch.zeros(60, dtype=torch.int32), 1), tmp_path / "shards")
+    lgd.save_shards(graph, lgd.Partition(torch.zeros(60, dtype=torch.int32), 1), tmp_path / "shards")
     for is_on in (True, False):
-        data = PartitionedDataModule(
-            tmp_path / "shards", sampler=NeighborSampler([2]), loading=Loading(num_threads=0, check_values=is_on)
-        )
+        loading = lgd.Loading(num_threads=0, check_values=is_on)
+        data = lgd.PartitionedDataModule(tmp_path / "shards", sampler=lgd.NeighborSampler([2]), loading=loading)
         data.setup("fit")
         with pytest.raises(ValueError, match=f"y of node {node} is -1") if is_on else nullcontext():
             next(iter(data.train_dataloader()))
@@ -384,9 +279,8 @@ def test_a_shard_names_nodes_as_the_graph_did(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("boundary", [lgd.Fetch(), None], ids=repr)
 def test_shards_keep_what_the_whole_graph_keeps(boundary: Any, tmp_path: Path) -> None:
-    lgd.save_shards(
-        stored_as(torch.bfloat16), lgd.Partition(torch.zeros(300, dtype=torch.int32), 1), tmp_path / "shares"
-    )
+    whole = lgd.Partition(torch.zeros(300, dtype=torch.int32), 1)
+    lgd.save_shards(stored_as(torch.bfloat16), whole, tmp_path / "shares")
     options: dict[str, Any] = {} if boundary is None else {"boundary": boundary}
     data = lgd.PartitionedDataModule(tmp_path / "shares", sampler=lgd.NeighborSampler([4, 3]), batch_size=50, **options)
     data.trainer = trainer(1, precision="bf16-mixed")
@@ -404,3 +298,111 @@ def test_copies_have_the_same_batches(tmp_path: Path) -> None:
     lgd.save_shards(split, whole(split.graph, 1, 0), tmp_path / "link_shards")
     check_copies(lgd.PartitionedDataModule(tmp_path / "shards", batch_size=30))
     check_copies(lgd.LinkDataModule(tmp_path / "link_shards", batch_size=500))
+
+
+# What is refused: by a data module when it is made, and by all ranks when a fit starts.
+
+
+@dataclass(frozen=True)
+class Another(Boundary):
+    """One of a user's own, which does not take shards."""
+
+    def around(self, graph: lgd.Graph, residents: Tensor, edges_into: Any, seed: int) -> list[Tensor]:
+        return [graph.halo(residents)]
+
+
+BOTH = "sampled by NeighborSampler or TemporalSampler"
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("without types", {"sampler": lgd.ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
+    ("without types", {"boundary": lgd.Fetch(), "sampler": lgd.WholePartSampler(2)}, "got WholePartSampler"),
+    ("without types", {"loading": lgd.Loading(sample_on="auto")}, 'sample_on must be "cpu" for shards'),
+    ("without types", {"boundary": lgd.Auto(5)}, r"boundary must be Isolated\(\).* for shards, got Auto\(bytes=5"),
+    (
+        "without types",
+        {"boundary": Another()},
+        r"Isolated\(\), Halo\(\), Exchange\(\) or Fetch\(\) .*, got Another\(\)",
+    ),
+    ("without types", {"task": "paper"}, r"task \('paper'\) is for a graph with types"),
+    ("types", {"boundary": lgd.Fetch(), "sampler": lgd.ShadowSampler([4, 4], num_hops=2)}, f"{BOTH}, got Shadow"),
+    ("types", {"global_batching": lgd.GlobalBatching(sampler=lgd.LadiesSampler([9, 9]))}, f"{BOTH}, got Ladies"),
+    ("types", {"boundary": lgd.Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
+    ("types", {"sampler": lgd.NeighborSampler({("a", "to", "b"): [3, 3]})}, r"the edge type \('a', 'to', 'b'\), and"),
+    (
+        "types",
+        {"sampler": lgd.NeighborSampler([4, 3], weight="edge_weight")},
+        "draws from graphs without types",
+    ),
+    ("types", {"task": "papers"}, r"task must be one of \['paper', 'author', 'venue', 'word'\], got 'papers'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "options", "message"), REFUSED)
+def test_what_cannot_work_is_refused(
+    saved: Path, saved_types: Path, kind: str, options: dict[str, Any], message: str
+) -> None:
+    folder, defaults = (saved_types / "shards", OPTIONS_OF_TYPES) if kind == "types" else (saved / "shares", OPTIONS)
+    with pytest.raises(ValueError, match=message):
+        lgd.PartitionedDataModule(folder, **(defaults | options))
+
+
+def start(rank: int, world_size: int, folder: str, way: str | None, options: dict[str, Any]) -> None:
+    strategy: Any = lgd.GrappaStrategy(**PATIENCE)
+    if way is not None:
+        strategy = lgd.LLCGStrategy(lgd.EverySteps(2), correction=lgd.Correction(way=way), **PATIENCE)  # type: ignore[arg-type]
+    data = lgd.PartitionedDataModule(folder.format(rank=rank), **(OPTIONS | options))
+    trainer(world_size, strategy, fast_dev_run=True).fit(Mistaken(12, 4), data)
+
+
+def check_refused(num_ranks: int, folder: Path, message: str, way: str | None = None, **options: Any) -> None:
+    with pytest.raises(RankError, match=message):
+        run_ranks(start, num_ranks, str(folder), way, options)
+
+
+WHOLE_PARTS = {"boundary": lgd.Exchange(), "sampler": lgd.WholePartSampler(2)}
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "way", "options", "message"),
+    [
+        (3, "sliced", {}, "2 shards, which 3 ranks cannot hold evenly"),
+        (2, "rank0", {}, 'use way="sliced"'),
+        (2, None, {"boundary": lgd.Halo(bytes=10)}, "has no room for a single node"),
+        (4, None, WHOLE_PARTS, "takes one rank for each shard, and 4 ranks hold the 2 shards of"),
+    ],
+)
+def test_fits_that_cannot_be_are_refused(
+    saved: Path, num_ranks: int, way: str | None, options: dict[str, Any], message: str
+) -> None:
+    check_refused(num_ranks, saved / "shares", message, way, **options)
+
+
+def test_shards_of_two_divisions_are_refused(tmp_path: Path) -> None:
+    graph = lgd.communities(200)
+    for number in range(2):
+        assignment = ((torch.arange(graph.num_nodes) + number) % 2).int()
+        lgd.save_shards(graph, lgd.Partition(assignment, 2), tmp_path / f"division-{number}")
+    message = r"ranks \[1\] are not of the graph of rank 0, or of another division of it"
+    check_refused(2, tmp_path / "division-{rank}", message)
+
+
+def test_a_shard_without_training_nodes_is_refused(tmp_path: Path) -> None:
+    graph = typed_graph_of_widths()  # of whose nodes the last one is of another type
+    lgd.save_shards(graph, uneven_partition(graph, 2), tmp_path / "shards")
+    with pytest.raises(RankError, match=r"Shard 1 of .* has no training nodes for rank 1 of 2") as caught:
+        run_ranks(start, 2, str(tmp_path / "shards"), None, {})
+    assert all("has no training nodes" in failure for failure in caught.value.failures.values())
+
+
+@pytest.mark.slow
+def test_any_data_module_has_a_class_path(tmp_path: Path) -> None:
+    graph = lgd.communities(2000)
+    lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 2, seed=0), tmp_path / "shares")
+    config = (EXAMPLES / "configs" / "llcg.yaml").read_text()
+    data = f"data: {{class_path: lightning_gnn_dist.PartitionedDataModule, init_args: {{graph: {tmp_path}/shares}}}}\n"
+    (tmp_path / "shares.yaml").write_text(re.sub(r"data:\n.*?(?=trainer:)", data, config, flags=re.DOTALL))
+    options = [f"--trainer.logger.init_args.save_dir={tmp_path}", "--trainer.max_epochs=1", *SMALL[1:]]
+    run_ranks(command, 2, "fit", f"--config={tmp_path}/shares.yaml", *options)
+    assert logged_rows(tmp_path / "llcg" / "version_0")[-1] > 0.15
+    layered = [f"--output={tmp_path}/logits.npy", *options]
+    run_ranks(command, 2, "predict", f"--config={tmp_path}/shares.yaml", *layered)
+    assert np.load(tmp_path / "logits.npy").shape == (2000, 8)

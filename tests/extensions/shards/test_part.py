@@ -1,7 +1,6 @@
 """The part of a shard and what a boundary brings along is the part of the whole graph, to the bit."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,9 @@ from lightning_gnn_dist.extensions.shards import remote_graph
 from lightning_gnn_dist.extensions.shards.home import read_part
 from tests.batch_contents import check_same
 from tests.boundary.models import MODELS, Weights, check_learned, model, weighted_data, weights_of
+from tests.boundary.test_auto import RANKS, SETTINGS, local_sgd, seeds_by_hand
+from tests.boundary.test_auto import quick_fit as quick_with_halos
+from tests.boundary.test_auto import unequal as unequal_parts
 from tests.boundary.test_whole_graph import odd
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE, plain_ddp
@@ -30,6 +32,7 @@ from tests.graph.parted import (
 )
 from tests.layers.models import graph_of
 from tests.ranks import run_ranks
+from tests.slow import slow
 
 BOUNDARIES: list[Boundary] = [lgd.Isolated(), lgd.Halo(1), lgd.Halo(3), lgd.Halo(2, neighbors=2)]
 WITHOUT_TYPES = [*BOUNDARIES, lgd.Halo(2, bytes=2000), lgd.Halo(3, bytes=400, neighbors=1), lgd.Exchange()]
@@ -166,10 +169,10 @@ HALOS: list[Case] = [("GCN", 2, lgd.Halo(2)), ("SAGE", 3, lgd.Halo(3))]
     ("num_shards", "num_ranks", "cases", "strategy"),
     [
         (2, 2, HALOS, None),
-        pytest.param(2, 2, EVERY_MODEL, None, marks=pytest.mark.slow),
-        pytest.param(4, 4, EVERY_MODEL, None, marks=pytest.mark.slow),
-        pytest.param(4, 4, IN_DDP, plain_ddp, marks=pytest.mark.slow),
-        pytest.param(2, 4, [("GAT", 2, lgd.Halo(2))], None, marks=pytest.mark.slow),
+        slow(2, 2, EVERY_MODEL, None),
+        slow(4, 4, EVERY_MODEL, None),
+        slow(4, 4, IN_DDP, plain_ddp),
+        slow(2, 4, [("GAT", 2, lgd.Halo(2))], None),
     ],
     ids=["halos as deep as the model", "every model", "in four shards", "under ddp", "two copies of all shards"],
 )
@@ -201,14 +204,9 @@ def fit_again(
     ("name", "boundary"),
     [
         ("GAT", lgd.Exchange(share=0.5)),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                ("SAGE", lgd.Exchange(every=2)),
-                ("SAGE", lgd.Halo(1, neighbors=2)),
-                ("GCN", lgd.Halo(2, bytes=3000)),
-            ]
-        ),
+        slow("SAGE", lgd.Exchange(every=2)),
+        slow("SAGE", lgd.Halo(1, neighbors=2)),
+        slow("GCN", lgd.Halo(2, bytes=3000)),
     ],
     ids=repr,
 )
@@ -221,38 +219,42 @@ def test_a_fit_on_shards_is_one_on_parts_also_when_it_is_resumed(name: str, boun
             assert torch.equal(resumed[key], value) and torch.equal(on_parts[key], value), key
 
 
-# What is refused.
+# Training nodes of a halo as seeds: shards have those of the whole graph in the order of the shards.
 
 
-def refused(rank: int, world_size: int, folder: Path, num_layers: int, boundary: Boundary) -> str:
-    try:
-        data = lgd.PartitionedDataModule(folder / "shares", **options(num_layers, boundary))
-        quick(world_size).fit(model("SAGE", 2), data)
-    except ValueError as error:
-        return str(error)
-    return ""
+def seen_on_shards(rank: int, world_size: int, folder: Path) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """The seeds of every step, their numbers and their labels."""
+    module, data = model("SAGE", 1), lgd.PartitionedDataModule(folder / "shares", **SETTINGS)
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
+    step = module.training_step
+
+    def watched(batch: Any) -> Tensor:
+        seen.append((batch.n_id[: batch.batch_size].clone(), batch.input_id.clone(), batch.y.clone()))
+        return step(batch)
+
+    module.training_step = watched
+    quick_with_halos(local_sgd(), world_size=world_size).fit(module, data)
+    return seen
 
 
-@pytest.mark.parametrize(
-    ("num_ranks", "boundary", "message"),
-    [
-        (4, lgd.Exchange(), "takes one rank for each shard, and 4 ranks hold the 2 shards of"),
-        (2, lgd.Halo(bytes=10), "has no room for a single node"),
-    ],
-)
-def test_fits_that_cannot_be_are_refused(num_ranks: int, boundary: Any, message: str, tmp_path: Path) -> None:
-    divided(2, tmp_path)
-    for said in run_ranks(refused, num_ranks, tmp_path, 2, boundary):
-        assert message in said
+def divided_unequally(folder: Path) -> tuple[lgd.Graph, lgd.Partition, Tensor]:
+    """The graph of the tests as shards number it, its parts, and the new number of each node."""
+    graph, partition = graph_of(weighted_data()), unequal_parts(weighted_data().num_nodes)
+    lgd.save_shards(graph, partition, folder / "shares")
+    order = partition.assignment.argsort(stable=True)
+    return in_order_of_parts(graph, partition), lgd.Partition(partition.assignment[order], RANKS), order.argsort()
 
 
-@dataclass(frozen=True)
-class Another(Boundary):
-    def around(self, graph: lgd.Graph, residents: Tensor, edges_into: Any, seed: int) -> list[Tensor]:
-        return [graph.halo(residents)]
-
-
-def test_a_boundary_of_ones_own_that_does_not_take_shards_is_refused(tmp_path: Path) -> None:
-    divided(2, tmp_path)
-    with pytest.raises(ValueError, match=r"Isolated\(\), Halo\(\), Exchange\(\) or Fetch\(\) .*, got Another\(\)"):
-        lgd.PartitionedDataModule(tmp_path / "shares", boundary=Another())
+@pytest.mark.parametrize("num_ranks", [3, pytest.param(6, marks=pytest.mark.slow)])
+def test_shards_have_the_same_seeds(num_ranks: int, tmp_path: Path) -> None:
+    whole, partition, new_id = divided_unequally(tmp_path)
+    strangers = 0
+    for rank, seen in enumerate(run_ranks(seen_on_shards, num_ranks, tmp_path)):
+        own, around = seeds_by_hand(whole, partition.assignment, rank % RANKS, 1)
+        for old_ids, inputs, labels in seen:
+            seeds = new_id[old_ids]
+            assert set(seeds.tolist()) <= own | around
+            assert whole.split("train")[inputs].equal(seeds)
+            assert whole.node_arrays["y"][seeds].equal(labels)
+            strangers += len(set(seeds.tolist()) & around)
+    assert strangers

@@ -5,22 +5,20 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch_geometric.data import HeteroData
 
-from lightning_gnn_dist import Graph, Partition, communities, save_shards, split_edges
+from lightning_gnn_dist import Graph, Partition, RandomPartitioner, communities, save_shards, split_edges
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.wire.channel import Channel
-from tests.graph.parted import (
-    small_graph,
-    some_partition,
-    typed_graph_of_widths,
-    uneven_partition,
-)
+from tests.extensions.shards.graphs import change
+from tests.graph.parted import small_graph, some_partition, typed_graph_of_widths, uneven_partition
+from tests.graph.storage.test_store import NUM_NODES, OF_TEXT, Damage, array, changed, damaged, entry, graph_of
 
 
 @pytest.fixture
@@ -37,22 +35,6 @@ def test_a_host_needs_its_own_shard_only(folder: Path) -> None:
         Shard.open(folder, 0)
     with pytest.raises(ValueError, match="3 shards, so there is no shard 3"):
         Shard.open(folder, 3)
-
-
-def test_a_truncated_shard_is_refused(folder: Path) -> None:
-    file = folder / "share-00001" / "indices.npy"
-    file.write_bytes(file.read_bytes()[:-8])
-    with pytest.raises(ValueError, match=r"indices.npy cannot be used"):
-        Shard.open(folder, 1)
-
-
-def test_shards_of_two_divisions_are_not_mixed(folder: Path, tmp_path: Path) -> None:
-    other = small_graph(200, edge_arrays=True)
-    save_shards(other, some_partition(other, 3), tmp_path / "other")
-    shutil.rmtree(folder / "share-00001")
-    shutil.copytree(tmp_path / "other" / "share-00001", folder / "share-00001")
-    with pytest.raises(ValueError, match="they come from two divisions"):
-        Shard.open(folder, 1)
 
 
 def test_a_folder_without_an_index_is_refused(tmp_path: Path) -> None:
@@ -75,15 +57,11 @@ def test_nothing_is_left_of_what_failed(tmp_path: Path, monkeypatch: pytest.Monk
     assert not list(tmp_path.iterdir())
 
 
-def test_what_exists_is_not_overwritten(folder: Path) -> None:
-    graph = small_graph()
-    with pytest.raises(FileExistsError, match="Choose another path"):
-        save_shards(graph, some_partition(graph, 3), folder)
-
-
-def test_a_partition_of_another_graph_is_refused(tmp_path: Path) -> None:
+def test_a_partition_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="assigns 200 nodes, but the graph has 300"):
         save_shards(small_graph(), some_partition(small_graph(200), 3), tmp_path / "shares")
+    with pytest.raises(ValueError, match="Part 1 of the partition has no nodes"):
+        save_shards(small_graph(), Partition(torch.zeros(300).int(), 2), tmp_path / "shares")
 
 
 def test_a_rank_needs_the_shard_of_its_place(folder: Path) -> None:
@@ -91,11 +69,39 @@ def test_a_rank_needs_the_shard_of_its_place(folder: Path) -> None:
         ShardedGraph(Shard.open(folder, 1), Channel(None, 1, 0))
 
 
-def test_a_shard_without_nodes_is_refused(tmp_path: Path) -> None:
-    graph = small_graph()
-    empty = Partition(torch.zeros(graph.num_nodes, dtype=torch.int32), 2)
-    with pytest.raises(ValueError, match="Part 1 of the partition has no nodes"):
-        save_shards(graph, empty, tmp_path / "shards")
+# Files that were damaged, or do not fit, are refused in a sentence before a loop runs on them.
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root, graph = tmp_path_factory.mktemp("saved"), graph_of(0)
+    save_shards(graph, RandomPartitioner()(graph, 2, 0), root / "mine" / "shares")
+    return root
+
+
+@pytest.mark.parametrize("damage", OF_TEXT.values(), ids=OF_TEXT)
+def test_a_damaged_description_is_refused(saved: Path, tmp_path: Path, damage: Damage) -> None:
+    path = damaged(saved, tmp_path, "shares", "shares.json", damage)
+    with pytest.raises((ValueError, FileNotFoundError), match=f"{path}"):
+        Shard.open(path, 0)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("share-00000/indices.npy", entry(3, NUM_NODES)),
+        ("share-00000/indices.npy", entry(3, -1)),
+        ("share-00000/nodes/n_id.npy", array(lambda ids: np.where(ids == ids[1], ids[0], ids))),
+        ("share-00000/nodes/n_id.npy", array(lambda ids: ids - 100)),
+        ("shares.json", changed(lambda raw: raw.replace(b'"nodes": [\n  0', b'"nodes": [\n  9'))),
+        ("shares.json", changed(lambda raw: raw.replace(b'"edges": [\n  0', b'"edges": [\n  -1'))),
+        ("shares.json", changed(lambda raw: raw.replace(b'"nodes": [\n  0,', b'"nodes": [\n  0, 0,'))),
+    ],
+)
+def test_what_does_not_fit_is_refused(saved: Path, tmp_path: Path, file: str, damage: Damage) -> None:
+    path = damaged(saved, tmp_path, "shares", file, damage)
+    with pytest.raises(ValueError, match=r"damaged|is not the file|come from two divisions"):
+        Shard.open(path, 0)
 
 
 # Shards of a typed graph: what they hold, and what is refused of files that do not fit.
@@ -107,20 +113,6 @@ def typed_folder(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
-def test_an_order_of_time_stays(tmp_path: Path) -> None:
-    graph = Graph.from_pyg(typed_graph_of_widths().to_pyg(), time="time")
-    save_shards(graph, uneven_partition(graph, 2), tmp_path / "shards")
-    types = Shard.open(tmp_path / "shards", 0).rows.types
-    assert types is not None and types.time == "time" and types.seeds == "paper"
-
-
-def change(file: Path, **entries: Any) -> None:
-    about = json.loads(file.read_text())
-    about["types"] |= entries
-    file.unlink()
-    file.write_text(json.dumps(about))
-
-
 STARTS = [["paper", [0, 1, 11, 12]], ["author", [0, 3, 7, 7]], ["venue", [0, 0, 2, 3]]]
 
 
@@ -129,25 +121,19 @@ STARTS = [["paper", [0, 1, 11, 12]], ["author", [0, 3, 7, 7]], ["venue", [0, 0, 
     [
         ({"nodes": 3}, "the entry 'nodes' is 3"),
         ({"nodes": STARTS[:2]}, r"shares\.json is damaged \(.*'venue', which is not there .*\)\. Copy it again\.$"),
-        (
-            {"nodes": []},
-            r"shares\.json is damaged \(A typed graph needs a node type and an edge type at least\)\. Copy",
-        ),
+        ({"nodes": []}, r"shares\.json is damaged \(A typed graph needs a node type and an edge type at least\)"),
         ({"nodes": [*STARTS, STARTS[0]]}, r"shares\.json is damaged \('paper' and 'paper' would have one folder"),
         ({"nodes": [[name, starts[:-1]] for name, starts in STARTS]}, "where it begins in each shard"),
         ({"nodes": [["paper", [0, 12, 11, 12]], *STARTS[1:]]}, "where it begins in each shard"),
         ({"nodes": [["paper", "author", [0, 1, 11, 12]], *STARTS[1:]]}, "where it begins in each shard"),
         ({"nodes": [["paper", [0, 0, 0, 1]], *STARTS[1:]]}, "types do not add up to all nodes"),
-        (
-            {"nodes": [["pa/per", [0, 1, 11, 12]], *STARTS[1:]]},
-            r"damaged \('pa/per' cannot be the name of a type, .*\)\. Copy",
-        ),
+        ({"nodes": [["pa/per", [0, 1, 11, 12]], *STARTS[1:]]}, r"damaged \('pa/per' cannot be the name of a type, "),
         ({"seeds": "papers"}, r"shares\.json is damaged \(task must be one of .*'papers'\)\. Copy it again"),
         ({"seeds": 3}, "the entry 'seeds' is 3"),
     ],
 )
 def test_a_damaged_index_is_refused(typed_folder: Path, entries: dict[str, Any], message: str) -> None:
-    change(typed_folder / "shares.json", **entries)
+    change(typed_folder / "shares.json", "types", **entries)
     with pytest.raises(ValueError, match=message):
         Bounds.read(typed_folder)
 
@@ -182,17 +168,11 @@ def test_types_and_none_are_not_mixed(typed_folder: Path) -> None:
         Shard.open(typed_folder, 0)
 
 
-@pytest.mark.parametrize(
-    ("senders", "message"),
-    [
-        ([0, 1, 2, 22], "its ends are of other types"),
-        *((senders, "senders") for senders in ([0, 12, 19], [1, 12, 19, 22], [0, 19, 12, 22], "no")),
-    ],
-)
-def test_senders_that_cannot_be_are_refused(typed_folder: Path, senders: Any, message: str) -> None:
+@pytest.mark.parametrize("senders", [[0, 1, 2, 22], [0, 12, 19], [1, 12, 19, 22], [0, 19, 12, 22], "no"])
+def test_senders_that_cannot_be_are_refused(typed_folder: Path, senders: Any) -> None:
     assert Shard.open(typed_folder, 1).rows.num_edges
-    change(typed_folder / "share-00001" / "meta.json", senders=senders)
-    with pytest.raises(ValueError, match=message):
+    change(typed_folder / "share-00001" / "meta.json", "types", senders=senders)
+    with pytest.raises(ValueError, match="its ends are of other types" if senders == [0, 1, 2, 22] else "senders"):
         Shard.open(typed_folder, 1)
 
 
@@ -222,3 +202,14 @@ def test_the_commands_divide_and_tell(tmp_path: Path, capsys: pytest.CaptureFixt
     assert capsys.readouterr().out.count("all arrays are what was saved") == 2
     with pytest.raises(SystemExit, match="holds shards: --check reads them"):
         main(["inspect", str(tmp_path / "shards"), "--parts", "2"])
+    with pytest.raises(SystemExit, match="exists already"):
+        main(["divide", str(tmp_path / "graph"), str(tmp_path / "shards"), "--parts", "2"])
+
+
+def test_what_cannot_be_divided_is_said(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="is not a saved graph"):
+        main(["divide", str(tmp_path), str(tmp_path / "shares"), "--parts", "2"])
+    communities(200).save(tmp_path / "graph")
+    unheard = ["--partitioner", "random", "--balance", "train"]
+    with pytest.raises(SystemExit, match="for --partitioner metis and kaminpar, and random evens out nodes"):
+        main(["divide", str(tmp_path / "graph"), str(tmp_path / "shares"), "--parts", "2", *unheard])

@@ -1,6 +1,5 @@
 """Layers of a graph that no host holds say what those of the whole graph say, and each halo is sent once."""
 
-from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.data import Data
-from torch_geometric.nn import GATv2Conv, GCNConv, SAGEConv
+from torch_geometric.nn import GCNConv, SAGEConv
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.passes import layer_pass, row_table
@@ -35,29 +34,24 @@ from tests.layers.test_sight import check_ranks, on_two_ranks, sparse_data
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.placing import placed
 from tests.ranks import RankError, join, run_ranks
-
-CONVS: dict[str, Callable[[int, int], torch.nn.Module]] = {
-    "sage": SAGEConv,
-    "gcn": partial(GCNConv, normalize=False),
-    "attention": partial(GATv2Conv, add_self_loops=False),
-}
+from tests.slow import slow
 
 
-def deep(kind: str, model: type[Deep] = Deep) -> Deep:
+def deep(model: type[Deep] = Deep) -> Deep:
     """Three layers."""
-    return model(CONVS[kind], edges="edge_weight" if kind == "gcn" else None, sizes=(5, 8, 8, 3))
+    return model(SAGEConv, sizes=(5, 8, 8, 3))
+
+
+def weighted() -> Deep:
+    return Deep(partial(GCNConv, normalize=False), edges="edge_weight", sizes=(5, 8, 8, 3))
 
 
 def weighted_graph() -> lgd.Graph:
-    """With GCN's weights, and ten nodes without any edge."""
-    edges = small_graph()
-    generator = torch.Generator().manual_seed(2)
+    """With weights of edges, and ten nodes without any edge."""
+    edges, generator = small_graph(), torch.Generator().manual_seed(2)
     ends = torch.stack([edges.indices.long(), torch.arange(300).repeat_interleave(edges.degrees())])
-    nodes = {name: torch.cat([array, array[:10]]) for name, array in edges.node_arrays.items()}
-    nodes |= {"n_id": torch.arange(310), "x": torch.randn(310, 5, generator=generator).half()}
-    degrees = torch.bincount(ends[1], minlength=310).clamp(min=1).float()
-    weight = (degrees[ends[0]] * degrees[ends[1]]).rsqrt()
-    return lgd.Graph.from_edge_index(ends, 310, nodes, {"edge_weight": weight})
+    nodes = {"n_id": torch.arange(310), "x": torch.randn(310, 5, generator=generator).half()}
+    return lgd.Graph.from_edge_index(ends, 310, nodes, {"edge_weight": torch.rand(3000, generator=generator) / 10})
 
 
 def uneven(num_parts: int) -> lgd.Partition:
@@ -79,7 +73,7 @@ def in_small_pieces() -> None:
     row_table._COPIES_SENT = 1 << 15
 
 
-def predict(rank: int, world_size: int, folder: Path, kind: str) -> list[Tensor]:
+def predict(rank: int, world_size: int, folder: Path) -> list[Tensor]:
     in_small_pieces()
     seen: list[Tensor] = []
 
@@ -87,21 +81,20 @@ def predict(rank: int, world_size: int, folder: Path, kind: str) -> list[Tensor]
         seen.append(torch.cat([batch.n_id[: batch.batch_size, None], rows], 1))
 
     options: dict[str, Any] = {"on_rows": evaluate, "budget_bytes": 16 << 20}
-    lgd.predict_by_layer(quiet(world_size), deep(kind), folder / "shares", folder / "rows.npy", **options)
+    lgd.predict_by_layer(quiet(world_size), weighted(), folder / "shares", folder / "rows.npy", **options)
     return seen
 
 
+PLACES = {"two": (2, 2), "one copy": (4, 4), "two copies": (4, 2), "alone": (1, 1)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("world_size", "shards", "kind"),
-    [(2, 2, "sage"), (4, 4, "gcn"), (4, 2, "attention"), (1, 1, "gcn")],
-    ids=["two", "one copy", "two copies", "alone"],
-)
-def test_layers_of_shards_are_those_of_the_whole(tmp_path: Path, world_size: int, shards: int, kind: str) -> None:
+@pytest.mark.parametrize(("world_size", "shards"), PLACES.values(), ids=PLACES)
+def test_layers_of_shards_are_those_of_the_whole(tmp_path: Path, world_size: int, shards: int) -> None:
     graph = weighted_graph()
     lgd.save_shards(graph, uneven(shards) if shards > 1 else some_partition(graph, 1), tmp_path / "shares")
-    lgd.predict_by_layer(quiet(1), deep(kind), graph, tmp_path / "alone.npy")
-    results = run_ranks(predict, world_size, tmp_path, kind)
+    lgd.predict_by_layer(quiet(1), weighted(), graph, tmp_path / "alone.npy")
+    results = run_ranks(predict, world_size, tmp_path)
     expected, found = np.load(tmp_path / "alone.npy"), np.load(tmp_path / "rows.npy")
     np.testing.assert_allclose(found, expected, atol=1e-6, rtol=1e-6)
     seen = torch.cat([torch.cat(rows) for rows in results])
@@ -123,7 +116,7 @@ def count(rank: int, world_size: int, folder: Path, shards: int) -> tuple[float,
     senders = shard.rows.indices[slice(*ends)].unique()
     halo = int(((senders < own.start) | (senders >= own.stop)).sum())
     before = traffic.bytes_sent
-    Prediction(deep("sage"), folder / "shares", None, Work(CPU, None, True, 1 << 24), None).step(torch.zeros(1))
+    Prediction(deep(), folder / "shares", None, Work(CPU, None, True, 1 << 24), None).step(torch.zeros(1))
     spent = traffic.bytes_sent - before
     dist.destroy_process_group()
     return spent, halo * (2 * 8 + bytes_per_row(shard.rows.node_arrays) + 2 * 4 * 8), len(exchanges)
@@ -139,34 +132,25 @@ def test_a_halo_is_sent_once(tmp_path: Path, shards: int) -> None:
     assert len(set(exchanges)) == 1 and exchanges[0] > 100
 
 
-def test_every_node_is_computed_once(tmp_path: Path) -> None:
-    graph = small_graph()
-    lgd.save_shards(graph, some_partition(graph, 2), tmp_path / "shares")
-    bounds = Bounds.read(tmp_path / "shares")
-    division = Division(bounds.types, 6)
-    nodes = [division.nodes(rank) for rank in range(6)]
-    assert sorted(node for own in nodes for node in own) == list(range(300))
-    for rank, own in enumerate(nodes):
-        assert bounds.nodes[rank % 2] <= own.start and own.stop <= bounds.nodes[rank % 2 + 1]
+def test_more_ranks_than_nodes_are_refused(tmp_path: Path) -> None:
+    lgd.save_shards(small_graph(), some_partition(small_graph(), 2), tmp_path / "shares")
     with pytest.raises(ValueError, match=r"Shard 0 has .* nodes, which 400 ranks are to compute"):
-        Division(bounds.types, 800)
+        Division(Bounds.read(tmp_path / "shares").types, 800)
 
 
 def test_what_keeps_nothing_is_refused(tmp_path: Path) -> None:
     lgd.save_shards(weighted_graph(), uneven(2), tmp_path / "shares")
     with pytest.raises(ValueError, match="path=None keeps nothing: name a file"):
-        lgd.predict_by_layer(quiet(1), deep("sage"), tmp_path / "shares", None)
+        lgd.predict_by_layer(quiet(1), deep(), tmp_path / "shares", None)
     seen = list[int]()
-    lgd.predict_by_layer(
-        quiet(1), deep("sage"), weighted_graph(), None, on_rows=lambda batch, rows: seen.append(len(rows))
-    )
+    lgd.predict_by_layer(quiet(1), deep(), weighted_graph(), None, on_rows=lambda batch, rows: seen.append(len(rows)))
     assert sum(seen) == 310
 
 
 def most_memory(rank: int, world_size: int, folder: Path, budget_bytes: int) -> tuple[int, int]:
     """Bytes of this process alone, beyond what it has after a first and small prediction; and nodes of its halo."""
     give_back_at_once()
-    model, running = deep("sage", Bipartite), quiet(world_size)
+    model, running = deep(Bipartite), quiet(world_size)
     lgd.predict_by_layer(running, model, folder / "small", folder / "small.npy")
     held, prepare = [], ShardNodes.prepare
     ShardNodes.prepare = lambda self, nodes, seeds: held.append(len(nodes)) or prepare(self, nodes, seeds)  # type: ignore[func-returns-value, method-assign]
@@ -191,7 +175,7 @@ def test_neither_a_shard_nor_its_halo_is_held(tmp_path: Path) -> None:
 # Evaluations of shards by layers are those of one process on the whole graph.
 
 
-@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("world_size", [2, slow(4)])
 def test_rows_of_shards(world_size: int, tmp_path: Path) -> None:
     graph = graph_of(uneven_data())
     lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 2, seed=0), tmp_path / "shards")

@@ -7,6 +7,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from torch_geometric.data import Data
 
 from lightning_gnn_dist import LazyAdam, OwnedEmbedding
 
@@ -15,7 +16,6 @@ NUM_ROWS, WIDTH = 12, 3
 ROWS_OF = [range(6), range(4, 11), range(0)]
 SIZES = [5, 3, 4]  # seeds of a batch
 
-Batch = list[Tensor]
 Made = dict[str, Tensor]
 
 
@@ -30,9 +30,8 @@ class Table(pl.LightningModule):
         self.optimizer = optimizer
         self.double()
 
-    def training_step(self, batch: Batch) -> Tensor:
-        numbers, ids, targets = batch
-        return (self.head(numbers + self.rows(ids).sum(1)).tanh() - targets).square().mean()
+    def training_step(self, batch: Data) -> Tensor:
+        return (self.head(batch.x + self.rows(batch.ids).sum(1)).tanh() - batch.y).square().mean()
 
     def configure_optimizers(self) -> Any:
         return optimizer_of(self.optimizer, self.parameters())
@@ -56,7 +55,7 @@ def owned(module: Any, name: str = "rows") -> Any:
     return module
 
 
-def batches_of(rank: int, count: int) -> list[Batch]:
+def batches_of(rank: int, count: int) -> list[Data]:
     """The same for every call; others for every rank."""
     generator = torch.Generator().manual_seed(50 + rank)
     rows, size = ROWS_OF[rank], SIZES[rank]
@@ -66,7 +65,8 @@ def batches_of(rank: int, count: int) -> list[Batch]:
         ids = torch.empty(size, 0, dtype=torch.int64)
         if len(rows):
             ids = torch.randint(rows.start, rows.stop, (size, 2), generator=generator)
-        made.append([numbers, ids, torch.randn(size, 1, generator=generator, dtype=torch.float64)])
+        targets = torch.randn(size, 1, generator=generator, dtype=torch.float64)
+        made.append(Data(x=numbers, ids=ids, y=targets, batch_size=size))
     return made
 
 

@@ -14,9 +14,10 @@ from torch_geometric.data import Data
 from lightning_gnn_dist import Correction, Drift, EverySteps, LLCGStrategy
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
-from tests.extensions.tables.fitting import NUM_ROWS, Made, batches_of, optimizer_of, rows_by_hand, state_of
-from tests.extensions.tables.test_table_gradients import Loader, OfData
+from tests.extensions.tables.fitting import NUM_ROWS, Made, Table, batches_of, optimizer_of, rows_by_hand, state_of
+from tests.extensions.tables.test_table_gradients import Loader
 from tests.ranks import RankError, run_ranks
+from tests.slow import slow
 from tests.strategies.fitting import differs
 
 STEPS, ROUNDS, BATCHES, CORRECTIONS = 3, 3, 4, 2
@@ -32,8 +33,7 @@ ON_RANK_0 = Correction.as_published(CORRECTIONS, "rank0")
 
 def of_graph(rank: int, number: int) -> Data:
     """A rank's slice of a batch of the whole graph."""
-    x, ids, y = batches_of(rank, 40)[BATCHES + number]
-    return Data(x=x, ids=ids, y=y, batch_size=len(x))
+    return batches_of(rank, 40)[BATCHES + number]
 
 
 def joined(slices: list[Data]) -> Data:
@@ -65,16 +65,16 @@ def train(strategy: Any, module: Any, world_size: int, ckpt_path: str | None = N
 
 
 def corrected(rank: int, world_size: int, optimizer: str, options: dict[str, Any]) -> Made:
-    module = OfData(optimizer)
+    module = Table(optimizer)
     train(LLCGStrategy(EverySteps(STEPS), **PLAIN | options, **PATIENCE), module, world_size)
     return state_of(module)
 
 
 def by_hand(world_size: int, optimizer: str) -> Made:
     """Means, then steps of an optimizer that stays, along the gradient of the whole batch."""
-    nets = [OfData(optimizer) for _ in range(world_size)]
+    nets = [Table(optimizer) for _ in range(world_size)]
     steppers = [optimizer_of(optimizer, net.parameters()) for net in nets]
-    server = OfData(optimizer)
+    server = Table(optimizer)
     correct = optimizer_of(optimizer, server.parameters())
     for round_idx in range(ROUNDS):
         steps = torch.zeros(world_size, NUM_ROWS)
@@ -102,14 +102,10 @@ def advance(net: Any, stepper: Any, slices: list[Data]) -> None:
     stepper.step()
 
 
-@pytest.mark.parametrize(
-    ("world_size", "optimizer", "options"),
-    [
-        (3, "LazyAdam", {}),
-        pytest.param(2, "SGD", {}, marks=pytest.mark.slow),
-        pytest.param(2, "LazyAdam", {"correction": ON_RANK_0}, marks=pytest.mark.slow),
-    ],
-)
+CASES = [(3, "LazyAdam", {}), slow(2, "SGD", {}), slow(2, "LazyAdam", {"correction": ON_RANK_0})]
+
+
+@pytest.mark.parametrize(("world_size", "optimizer", "options"), CASES)
 def test_corrections_are_those_by_hand(world_size: int, optimizer: str, options: dict[str, Any]) -> None:
     first, *others = run_ranks(corrected, world_size, optimizer, options)
     assert all(differs(first, other) == 0.0 for other in others)
@@ -117,7 +113,7 @@ def test_corrections_are_those_by_hand(world_size: int, optimizer: str, options:
 
 
 def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> tuple[Made, Made]:
-    whole, half, again = (OfData() for _ in range(3))
+    whole, half, again = (Table() for _ in range(3))
     path, strategy = str(Path(folder, "half.ckpt")), partial(LLCGStrategy, EverySteps(STEPS), **options, **PATIENCE)
     train(strategy(), whole, world_size)
     train(strategy(), half, world_size, rounds=2).save_checkpoint(path)
@@ -125,14 +121,14 @@ def resumed(rank: int, world_size: int, folder: str, options: dict[str, Any]) ->
     return state_of(whole), state_of(again)
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param(PLAIN, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("options", [{}, slow(PLAIN)])
 def test_replicas_stay_equal_and_resume_to_the_bit(tmp_path: Path, options: dict[str, Any]) -> None:
     (first, half), (second, _) = run_ranks(resumed, 2, str(tmp_path), options)
     assert differs(first, second) == 0.0
     assert differs(first, half) == 0.0
 
 
-class Watched(OfData):
+class Watched(Table):
     """Notes the gradients that its optimizer is about to use."""
 
     def __init__(self) -> None:
@@ -148,7 +144,7 @@ def shifted(rank: int, world_size: int) -> tuple[float, float]:
     """How far the first gradients of rows and of the head are from those without a correction of drift."""
     module = Watched()
     train(LLCGStrategy(EverySteps(1), drift=Drift("ranks"), **PATIENCE), module, world_size, rounds=1)
-    net = OfData()
+    net = Table()
     net.training_step(next(iter(Loader(rank)))).backward()
     ((rows, head),) = module.seen
     return float((rows - net.rows.weight.grad.to_dense()).abs().max()), float((head - net.head.weight.grad).abs().max())
@@ -170,7 +166,7 @@ def adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
 
 
 def refused(rank: int, world_size: int, options: dict[str, Any]) -> None:
-    module = OfData()
+    module = Table()
     module.head.requires_grad_(options.get("correction") is not None)
     train(LLCGStrategy(EverySteps(STEPS), **options, **PATIENCE), module, world_size)
 
@@ -181,10 +177,7 @@ def refused(rank: int, world_size: int, options: dict[str, Any]) -> None:
         ({"correction": Correction(optimizer=sgd_with_momentum)}, "SGD with momentum=0.9 would go on moving"),
         ({"correction": Correction(optimizer=adam)}, "torch's Adam takes none: use LazyAdam"),
         (PLAIN | {"correction": Correction(CORRECTIONS)}, r"would average all moments of rows\.weight"),
-        (
-            {"correction": None, "drift": Drift("ranks")},
-            r"rows\.weight is all that trains, and drift .*: use drift=None",
-        ),
+        ({"correction": None, "drift": Drift("ranks")}, r"rows\.weight is all that trains, .*: use drift=None"),
     ],
 )
 def test_what_rows_cannot_have_is_refused(options: dict[str, Any], message: str) -> None:

@@ -60,10 +60,10 @@ class ByLayer(Rows):
     """The same, layer by layer."""
 
     def layers(self) -> Any:
-        return [
-            lambda batch: self.layer(0, self.table(batch.n_id), batch.blocks[0]),
-            lambda batch: self.layer(1, batch.x, batch.blocks[0]),
-        ]
+        def first(batch: Any) -> Tensor:
+            return self.layer(0, self.table(batch.n_id), batch.blocks[0])
+
+        return [first, lambda batch: self.layer(1, batch.x, batch.blocks[0])]
 
     def forward(self, batch: Any) -> Tensor:
         return lgd.through_layers(self, batch)
@@ -147,9 +147,8 @@ def in_exchange(rank: int, world_size: int) -> Made:
     """Steps on the whole graph, alone or with layers exchanged at the boundary."""
     options: dict[str, Any] = {"boundary": lgd.Exchange()} if world_size > 1 else {}
     module, strategy = ByLayer(), lgd.GrappaStrategy(**PATIENCE)
-    data = lgd.PartitionedDataModule(
-        bare_graph(), partitioner=lgd.RandomPartitioner(), sampler=lgd.WholePartSampler(2), batch_size=1000, **options
-    )
+    options |= {"partitioner": lgd.RandomPartitioner(), "sampler": lgd.WholePartSampler(2)}
+    data = lgd.PartitionedDataModule(bare_graph(), batch_size=1000, **options)
     trainer(world_size, strategy, max_epochs=4, limit_val_batches=0).fit(module, data)
     return state_of(module)
 
@@ -194,9 +193,8 @@ def uneven_parts(num_ranks: int) -> lgd.Partition:
 
 
 def uneven_data_module(num_ranks: int) -> lgd.PartitionedDataModule:
-    return lgd.PartitionedDataModule(
-        bare_graph(), partitioner=uneven_parts(num_ranks), sampler=lgd.NeighborSampler([3, 3]), batch_size=7
-    )
+    parts, sampler = uneven_parts(num_ranks), lgd.NeighborSampler([3, 3])
+    return lgd.PartitionedDataModule(bare_graph(), partitioner=parts, sampler=sampler, batch_size=7)
 
 
 class Keeps(pl.Callback):

@@ -30,9 +30,8 @@ def typed(seed: int, in_order: bool) -> Graph:
         data[kind].time = torch.randint(9, (counts[kind],), generator=generator)
     for number, (source, target) in enumerate([("a", "b"), ("b", "a"), ("a", "a"), ("c", "a"), ("b", "c"), ("a", "b")]):
         store = data[source, f"r{number}", target]
-        store.edge_index = torch.stack(
-            [torch.randint(counts[end], (90,), generator=generator) for end in (source, target)]
-        )
+        ends = [torch.randint(counts[end], (90,), generator=generator) for end in (source, target)]
+        store.edge_index = torch.stack(ends)
         if number % 2:
             store.time = torch.randint(9, (90,), generator=generator)
     del data["c", "r3", "a"].time

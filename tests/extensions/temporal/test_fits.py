@@ -1,6 +1,6 @@
 """Data modules by time: wherever a batch comes from, no seed of it sees what it must not, and all else is refused."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch_geometric.data import Data, HeteroData
+from torch_geometric.data import Data
 from torch_geometric.nn import SAGEConv
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import DeviceSampler
 from lightning_gnn_dist.extensions.temporal import temporal_sampler
 from lightning_gnn_dist.layers.choice import Counter, Judged, seeds_at_once
 from tests.data.test_settings import PAPERS, check_threads_and_bulks
@@ -147,9 +146,8 @@ def test_batches_of_all_loaders_and_parts_keep_the_law(boundary: Boundary) -> No
     for batch in batches_of(lgd.PartitionedDataModule(temporal_graph(), sampler=by_nodes, **options)):
         sender, receiver = batch.edge_index
         assert bool((batch.time[sender] < batch.seed_time[batch.batch[receiver]]).all()) and batch.num_edges
-    data = lgd.PartitionedDataModule(
-        typed_graph_of_papers(200), sampler=lgd.TemporalSampler([4, 3], "time", equal=True), **options
-    )
+    at_the_time = lgd.TemporalSampler([4, 3], "time", equal=True)
+    data = lgd.PartitionedDataModule(typed_graph_of_papers(200), sampler=at_the_time, **options)
     for batch in batches_of(data):
         assert batch["paper"].time[: batch.batch_size].equal(batch["paper"].seed_time)
         for kind, store in batch.edge_items():
@@ -205,31 +203,18 @@ def test_it_tells_once_which_edges_have_no_time_of_their_own(
 
 
 PLAIN = lgd.NeighborSampler([4, 3])
+AT_THE_TIME = lgd.Evaluation(sampler=lgd.TemporalSampler([4, 3], "edge_time", "time", equal=True))
+OF_EVER = lgd.Evaluation(sampler=lgd.TemporalSampler([2], "time"))
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no such time": ({"sampler": lgd.TemporalSampler([2], "when")}, "time names the array 'when', and neither"),
-    "seeds without": (
-        {"sampler": lgd.TemporalSampler([2], "edge_time")},
-        "Nodes have no 'edge_time' to say at what time",
-    ),
-    "corrections": (
-        {"global_batching": lgd.GlobalBatching(sampler=PLAIN)},
-        "global_batching draws with NeighborSampler",
-    ),
-    "equal times": (
-        {"evaluation": lgd.Evaluation(sampler=lgd.TemporalSampler([4, 3], "edge_time", "time", equal=True))},
-        "seeds must see the same events in both",
-    ),
+    "seeds without": ({"sampler": lgd.TemporalSampler([2], "edge_time")}, "Nodes have no 'edge_time' to say at what"),
+    "corrections": ({"global_batching": lgd.GlobalBatching(sampler=PLAIN)}, "global_batching draws with Neighbor"),
+    "equal times": ({"evaluation": AT_THE_TIME}, "seeds must see the same events in both"),
     "an evaluation of longer ago": (
-        {
-            "sampler": lgd.TemporalSampler([2], "time", last=3),
-            "evaluation": lgd.Evaluation(sampler=lgd.TemporalSampler([2], "time")),
-        },
+        {"sampler": lgd.TemporalSampler([2], "time", last=3), "evaluation": OF_EVER},
         "with the same time, seed_time, equal and last",
     ),
-    "labels of later nodes": (
-        {"loading": lgd.Loading(all_labels=True)},
-        r"Loading\(all_labels=True\) shows a seed the labels",
-    ),
+    "labels of later nodes": ({"loading": lgd.Loading(all_labels=True)}, r"Loading\(all_labels=True\) shows a seed"),
     "history": ({"boundary": lgd.History()}, r"boundary=History\(\) keeps one row of each node, whatever the time"),
     "device": ({"loading": lgd.Loading(sample_on="device")}, 'sample_on="device" needs a sampler that draws there'),
 }
@@ -240,15 +225,6 @@ def test_what_would_show_the_future_is_refused(case: str) -> None:
     options, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         lgd.PartitionedDataModule(temporal_graph(), **({"sampler": SAMPLER} | options))
-
-
-def test_what_does_not_draw_by_time_is_refused(tmp_path: Path) -> None:
-    graph = lgd.communities(300, 4, seed=3)
-    lgd.save_shards(graph, lgd.RandomPartitioner()(graph, 1, seed=0), tmp_path / "shards")
-    with pytest.raises(ValueError, match="neither edges nor nodes of the graph have it"):
-        lgd.PartitionedDataModule(tmp_path / "shards", sampler=SAMPLER).setup("fit")
-    with pytest.raises(TypeError, match="NeighborSampler without weight, LadiesSampler"):
-        DeviceSampler(SAMPLER)  # type: ignore[arg-type]
 
 
 def test_the_oldest_nodes_are_for_training_and_the_latest_for_testing() -> None:
@@ -282,6 +258,11 @@ def test_a_split_by_time_of_a_typed_graph_is_of_one_type() -> None:
         lgd.split_by_time(graph, "when")
     with pytest.raises(ValueError, match="Nodes of type 'author' have no 'time'"):
         lgd.split_by_time(graph.with_seeds("author"))
+    data = data_with()
+    data["author"].y, data["author"].time = torch.zeros(7).long(), torch.arange(7)
+    said = r"2 node types have labels and 'time' \(\['paper', 'author'\]\), and one is split: choose it, as in"
+    with pytest.raises(ValueError, match=said):
+        lgd.split_by_time(lgd.Graph.from_pyg(data))
     with pytest.raises(ValueError, match=r"No node is left for train: with val=0.4 and test=0.4, 12 labelled nodes of"):
         lgd.split_by_time(graph, val=0.4, test=0.4)
 
@@ -291,51 +272,22 @@ def test_threads_and_bulks_change_nothing() -> None:
     check_threads_and_bulks(partial(lgd.PartitionedDataModule, PAPERS, sampler=by_time, batch_size=32))
 
 
-# Times in several units, and other mistakes.
+# Times in several units.
 
 
 SECONDS = 1_700_000_000 + torch.arange(12)
 
 
-def by_time(**arrays: Any) -> lgd.PartitionedDataModule:
-    return lgd.PartitionedDataModule(
-        lgd.Graph.from_pyg(data_with(**arrays)), sampler=lgd.TemporalSampler([2], "time", "at")
-    )
-
-
-def _of_two_types() -> HeteroData:
-    data = data_with()
-    data["author"].y, data["author"].time = torch.zeros(7).long(), torch.arange(7)
-    return data
-
-
-MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "seeds in seconds, events in milliseconds": (
-        lambda: by_time(at=SECONDS, time=SECONDS * 1000, cites_time=torch.full((40,), 1_700_000_000_000)),
+def test_seeds_and_events_in_two_units_are_told() -> None:
+    of_cites = torch.full((40,), 1_700_000_000_000)
+    graph = lgd.Graph.from_pyg(data_with(at=SECONDS, time=SECONDS * 1000, cites_time=of_cites))
+    said = (
         r"No seed sees an event: the latest seed is at 1700000011 \(at\), and the earliest event at 1700000000000 "
-        r"\(time\)\. Give both in one unit",
-    ),
-    "a split by times of two types": (
-        lambda: lgd.split_by_time(lgd.Graph.from_pyg(_of_two_types())),
-        r"2 node types have labels and 'time' \(\['paper', 'author'\]\), and one is split: choose it, as in .*'paper'",
-    ),
-}
-
-
-@pytest.mark.parametrize(("act", "message"), MISTAKES.values(), ids=MISTAKES)
-def test_mistakes_about_times(act: Callable[[], Any], message: str) -> None:
-    with pytest.raises((ValueError, TypeError), match=message) as stop:
-        act()
+        r"\(time\)\. Give both in one unit"
+    )
+    with pytest.raises(ValueError, match=said) as stop:
+        lgd.PartitionedDataModule(graph, sampler=lgd.TemporalSampler([2], "time", "at"))
     check_sentences(str(stop.value))
-
-
-def test_seeds_that_see_everything_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    monkeypatch.setattr("lightning_gnn_dist.extensions.temporal.temporal_sampler.rank_zero_info", told.append)
-    by_time(at=torch.full((12,), 90), time=torch.arange(12), cites_time=torch.arange(40))
-    of_types = "paper__by__author (0 to 11), paper__cites__paper (0 to 39), paper__in__venue (0 to 11)"
-    assert told[-1].startswith(f"Every seed sees all edges of these types, by their time: {of_types}.")
-    assert "Seeds are at 90 to 90. If that cannot be, their units differ: give" in told[-1]
 
 
 @pytest.mark.parametrize(

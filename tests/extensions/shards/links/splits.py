@@ -59,9 +59,8 @@ def events_split(*, both_ways: bool = False, **options: Any) -> LinkSplit:
     generator = torch.Generator().manual_seed(6)
     ends, times = torch.randint(60, (2, 900), generator=generator), torch.randint(50, (900,), generator=generator)
     ends = torch.cat([ends, ends.flip(0)], 1) if both_ways else ends
-    data = Data(
-        x=torch.randn(60, 4, generator=generator), edge_index=ends, edge_time=(times.float() / 4).repeat(1 + both_ways)
-    )
+    x, times = torch.randn(60, 4, generator=generator), (times.float() / 4).repeat(1 + both_ways)
+    data = Data(x=x, edge_index=ends, edge_time=times)
     data.edge_price = torch.rand(900, generator=generator).repeat(1 + both_ways)
     graph = Graph.from_pyg(data)
     graph.node_arrays["n_id"] = torch.arange(60)
@@ -97,9 +96,8 @@ def as_shards_have_it(split: LinkSplit, partition: Partition) -> tuple[LinkSplit
             negatives[name] = number[split.negatives[name].long() + first[1]][at] - first[1]
         arrays[name] = {array: rows[at] for array, rows in split.held_arrays.get(name, {}).items()}
     held = {} if split.labels is None and split.time is None else arrays
-    whole = replace(
-        split, graph=as_shards_number_it(split.graph, partition), edges=edges, negatives=negatives, held_arrays=held
-    )
+    graph = as_shards_number_it(split.graph, partition)
+    whole = replace(split, graph=graph, edges=edges, negatives=negatives, held_arrays=held)
     return whole, Partition(partition.assignment[order], partition.num_parts)
 
 

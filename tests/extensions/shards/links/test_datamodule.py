@@ -11,32 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from lightning_gnn_dist import (
-    Correction,
-    Evaluation,
-    EverySteps,
-    Exchange,
-    Fetch,
-    GlobalBatching,
-    GrappaStrategy,
-    Halo,
-    Holding,
-    Isolated,
-    LadiesSampler,
-    LinkDataModule,
-    LinkSplit,
-    LLCGStrategy,
-    Loading,
-    NeighborSampler,
-    Partition,
-    PartitionedDataModule,
-    RandomPartitioner,
-    ShadowSampler,
-    TemporalSampler,
-    WholePartSampler,
-    save_shards,
-    split_edges,
-)
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batches import GlobalBatches, OwnSeeds
 from tests.batch_contents import check_same
 from tests.data_fitting import trainer
@@ -64,7 +39,7 @@ from tests.graph.parted import small_graph
 from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import State, differs, state_of
 
-OPTIONS: dict[str, Any] = {"sampler": NeighborSampler([4, 4]), "batch_size": 40}
+OPTIONS: dict[str, Any] = {"sampler": lgd.NeighborSampler([4, 4]), "batch_size": 40}
 
 
 class Outcome(NamedTuple):
@@ -79,7 +54,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two unequal shards of a split, and one shard of it."""
     folder, split = tmp_path_factory.mktemp("links"), undirected_split()
     for num_shards in (1, 2):
-        save_shards(split, unequal(split.graph, num_shards), folder / f"of {num_shards}")
+        lgd.save_shards(split, unequal(split.graph, num_shards), folder / f"of {num_shards}")
     return folder
 
 
@@ -91,7 +66,7 @@ def model() -> LinkSAGE:
 def fit(rank: int, world_size: int, strategy: Any, data: Any) -> Outcome:
     """What a fit of two epochs and a test ask for, and what they end with."""
     if isinstance(data, str):
-        data = LinkDataModule(data, evaluation=Evaluation(batch_size=20), **OPTIONS)
+        data = lgd.LinkDataModule(data, evaluation=lgd.Evaluation(batch_size=20), **OPTIONS)
     module, fitting = model(), trainer(world_size, strategy)
     fitting.fit(module, data)
     (metrics,) = fitting.test(module, data, verbose=False)
@@ -104,7 +79,7 @@ def true_pairs(batches: list[Targets]) -> Counter[tuple[int, ...]]:
 
 def test_copies_of_shards_divide_their_edges_and_all_ranks_the_held_ones(saved: Path) -> None:
     split = undirected_split()
-    results = run_ranks(fit, 4, GrappaStrategy(**PATIENCE), str(saved / "of 2"))
+    results = run_ranks(fit, 4, lgd.GrappaStrategy(**PATIENCE), str(saved / "of 2"))
     (batches,) = {len(result.asked) for result in results}
     sender, receiver = split.graph.indices.tolist(), split.graph.indptr.diff()
     to = torch.arange(split.graph.num_nodes).repeat_interleave(receiver).tolist()
@@ -125,31 +100,11 @@ def test_copies_of_shards_divide_their_edges_and_all_ranks_the_held_ones(saved: 
     assert results[0].metrics["mrr"] == pytest.approx(float((1 / ranks).mean()), rel=1e-5)
 
 
-def corrected(rank: int, world_size: int, folder: str) -> list[Targets]:
-    module, deal = model(), GlobalBatching(batch_size=50)
-    with joined(rank, world_size):
-        data = of_shards(folder, rank, world_size, global_batching=deal, **OPTIONS)
-        data.setup("fit")
-        for batch in data.correction_batches(4, stop=data._global_batches.num_batches):
-            module.training_step(batch)
-        data.teardown("fit")
-    return module.asked
-
-
-def test_corrections_deal_every_edge_once_by_the_owner_of_its_receiver(saved: Path) -> None:
-    split, owner = undirected_split(), unequal(undirected_split().graph, 2).assignment.tolist()
-    first, second = run_ranks(corrected, 2, str(saved / "of 2"))
-    asked = true_pairs(first) + true_pairs(second)
-    assert set(asked.values()) == {1} and 2 * len(asked) == split.graph.num_edges
-    assert {0, 1} == {owner[r] for _, r in true_pairs(first)} | {owner[s] for s, _ in true_pairs(second)}
-    assert all(0 in (owner[s], owner[r]) for s, r in true_pairs(first))
-    assert all(1 in (owner[s], owner[r]) for s, r in true_pairs(second))
-
-
 def resumed(rank: int, world_size: int, folder: str, path: str, name: str, stops: bool) -> State:
     """Fit nine steps, or four rounds, or stop half-way and go on from the checkpoint."""
-    strategies: dict[str, Any] = {"llcg": lambda: LLCGStrategy(EverySteps(3), correction=Correction(1), **PATIENCE)}
-    strategies["grappa"] = lambda: GrappaStrategy(**PATIENCE)  # in the middle of a pass
+    corrects = lgd.Correction(1)
+    strategies: dict[str, Any] = {"llcg": lambda: lgd.LLCGStrategy(lgd.EverySteps(3), correction=corrects, **PATIENCE)}
+    strategies["grappa"] = lambda: lgd.GrappaStrategy(**PATIENCE)  # in the middle of a pass
     half, whole, limit = (2, 4, "max_epochs") if name == "llcg" else (5, 9, "max_steps")
     plain: dict[str, Any] = {"max_epochs": -1, "limit_val_batches": 0}
     every = {"every_n_epochs": half} if name == "llcg" else {"every_n_train_steps": half}
@@ -159,7 +114,7 @@ def resumed(rank: int, world_size: int, folder: str, path: str, name: str, stops
         )
         options = plain | {"callbacks": [keep], "enable_checkpointing": True, limit: to}
         module, again = model(), to == whole and stops
-        data, start = LinkDataModule(folder, **OPTIONS), f"{path}/{half}/{name}.ckpt" if again else None
+        data, start = lgd.LinkDataModule(folder, **OPTIONS), f"{path}/{half}/{name}.ckpt" if again else None
         trainer(world_size, strategies[name](), **options).fit(module, data, ckpt_path=start)
     return state_of(module)
 
@@ -175,8 +130,8 @@ def test_a_resumed_fit_ends_as_one_that_never_stopped(saved: Path, tmp_path: Pat
 
 def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> None:
     split = typed_split(WRITES)
-    save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
-    data = LinkDataModule(tmp_path / "shards", sampler=NeighborSampler([2, 2]))
+    lgd.save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
+    data = lgd.LinkDataModule(tmp_path / "shards", sampler=lgd.NeighborSampler([2, 2]))
     data.setup("predict")
     nodes = [n for batch in data.predict_dataloader() for n in batch["paper"].n_id[: batch.batch_size].tolist()]
     data.teardown("predict")
@@ -186,33 +141,33 @@ def test_embeddings_of_the_receivers_type_can_be_predicted(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"boundary": Exchange()}, r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) for edges, got Exchange"),
-        ({"sampler": ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
-        ({"global_batching": GlobalBatching(sampler=LadiesSampler([4, 4]))}, "got LadiesSampler"),
-        ({"sampler": TemporalSampler([4, 4], "time")}, "holds them back at random.*or take NeighborSampler"),
-        ({"sampler": WholePartSampler(2), "boundary": Fetch()}, r"take NeighborSampler, or boundary=Isolated\(\)"),
-        ({"partitioner": RandomPartitioner()}, "a graph is cut when it is divided: leave partitioner="),
-        ({"holding": Holding(extra_nodes=0.5)}, "a graph is cut when it is divided: leave holding="),
+        ({"boundary": lgd.Exchange()}, r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) for edges, got Exchange"),
+        ({"sampler": lgd.ShadowSampler([4, 4], num_hops=2)}, "got ShadowSampler"),
+        ({"global_batching": lgd.GlobalBatching(sampler=lgd.LadiesSampler([4, 4]))}, "got LadiesSampler"),
+        ({"sampler": lgd.TemporalSampler([4, 4], "time")}, "holds them back at random.*or take NeighborSampler"),
+        ({"sampler": lgd.WholePartSampler(2), "boundary": lgd.Fetch()}, r"take NeighborSampler, or boundary=Isolated"),
+        ({"partitioner": lgd.RandomPartitioner()}, "a graph is cut when it is divided: leave partitioner="),
+        ({"holding": lgd.Holding(extra_nodes=0.5)}, "a graph is cut when it is divided: leave holding="),
     ],
 )
 def test_what_cannot_work_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        LinkDataModule(saved / "of 2", **options)
+        lgd.LinkDataModule(saved / "of 2", **options)
 
 
 def test_folders_are_for_one_module_each(saved: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"learn edges with LinkDataModule\(path\), or for nodes"):
-        PartitionedDataModule(saved / "of 2")
+        lgd.PartitionedDataModule(saved / "of 2")
     graph = small_graph()
-    save_shards(graph, unequal(graph, 2), tmp_path / "nodes")
+    lgd.save_shards(graph, unequal(graph, 2), tmp_path / "nodes")
     with pytest.raises(ValueError, match=r"edges are not split: divide a split, as in save_shards\(split_edges"):
-        LinkDataModule(tmp_path / "nodes")
+        lgd.LinkDataModule(tmp_path / "nodes")
 
 
 def test_names_that_were_not_held_back(tmp_path: Path) -> None:
-    split = split_edges(small_graph(), 0.1, 0.0, negatives=3, undirected=False)
-    save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
-    data = LinkDataModule(tmp_path / "shards")
+    split = lgd.split_edges(small_graph(), 0.1, 0.0, negatives=3, undirected=False)
+    lgd.save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
+    data = lgd.LinkDataModule(tmp_path / "shards")
     with pytest.raises(RuntimeError, match=r"A graph in shards .* has no batches before its ranks have met"):
         data.val_dataloader()
     data.setup("test")
@@ -222,23 +177,23 @@ def test_names_that_were_not_held_back(tmp_path: Path) -> None:
 
 
 def started(rank: int, world_size: int, folder: str, options: dict[str, Any]) -> None:
-    trainer(world_size, GrappaStrategy(**PATIENCE)).fit(model(), LinkDataModule(folder, **OPTIONS, **options))
+    trainer(world_size, lgd.GrappaStrategy(**PATIENCE)).fit(model(), lgd.LinkDataModule(folder, **OPTIONS, **options))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({}, "no edges to learn that lead to shard 1 "),
-        ({"boundary": Isolated()}, r"inside shard 1 .*boundary=Fetch\(\)"),
+        ({"boundary": lgd.Isolated()}, r"inside shard 1 .*boundary=Fetch\(\)"),
     ],
     ids=["fetch", "isolated"],
 )
 def test_a_shard_without_edges_to_learn_is_refused_by_all_ranks(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    split = split_edges(small_graph(300, 600), 0.1, 0.1, negatives=3, undirected=False)
+    split = lgd.split_edges(small_graph(300, 600), 0.1, 0.1, negatives=3, undirected=False)
     alone = (split.graph.degrees() == 0).int()  # nodes that receive nothing
-    save_shards(split, Partition(alone, 2), tmp_path / "shards")
+    lgd.save_shards(split, lgd.Partition(alone, 2), tmp_path / "shards")
     with pytest.raises(RankError, match=message) as caught:
         run_ranks(started, 2, str(tmp_path / "shards"), options)
     assert len(caught.value.failures) == 2
@@ -246,8 +201,8 @@ def test_a_shard_without_edges_to_learn_is_refused_by_all_ranks(
 
 def test_nodes_without_times_are_not_predicted(tmp_path: Path) -> None:
     split = events_split()
-    save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
-    sharded = LinkDataModule(tmp_path / "shards")
+    lgd.save_shards(split, unequal(split.graph, 1), tmp_path / "shards")
+    sharded = lgd.LinkDataModule(tmp_path / "shards")
     sharded.setup("predict")
     for data in (sharded, OneHost(split)):
         with pytest.raises(ValueError, match=r"rows at the times of its events.*score events by trainer\.test"):
@@ -257,8 +212,8 @@ def test_nodes_without_times_are_not_predicted(tmp_path: Path) -> None:
 # Batches of edges across shards are those of the module that has the whole graph, bit for bit.
 
 
-SAMPLED: dict[str, Any] = {"sampler": NeighborSampler([4, 3]), "batch_size": 48, "seed": 2}
-OWN = GlobalBatching(batch_size=31)
+SAMPLED: dict[str, Any] = {"sampler": lgd.NeighborSampler([4, 3]), "batch_size": 48, "seed": 2}
+OWN = lgd.GlobalBatching(batch_size=31)
 Made = dict[str, list[dict[str, Any]]]
 
 
@@ -280,7 +235,7 @@ def drawn_on_shards(rank: int, world_size: int, folder: str, options: dict[str, 
     return made
 
 
-def own_corrections(data: LinkDataModule, rank: int, num_ranks: int) -> Any:
+def own_corrections(data: lgd.LinkDataModule, rank: int, num_ranks: int) -> Any:
     """Batches of the whole graph of which each rank deals the edges into its part."""
     graph, owner = data._home.whole, data.partition(num_ranks).assignment
     seeds = data._task.of_corrections()
@@ -293,37 +248,37 @@ def own_corrections(data: LinkDataModule, rank: int, num_ranks: int) -> Any:
     ).of_round(round_idx, rank, num_ranks, stop=3)
 
 
-PER_TYPE = NeighborSampler({kind: [3, 2] for kind in papers().types.edge_types})  # type: ignore[union-attr]
-BY_TIME = TemporalSampler([4, 3], "edge_time")
-OF_TYPES = TemporalSampler([3, 2], "time", pick="latest")
+PER_TYPE = lgd.NeighborSampler({kind: [3, 2] for kind in papers().types.edge_types})  # type: ignore[union-attr]
+BY_TIME = lgd.TemporalSampler([4, 3], "edge_time")
+OF_TYPES = lgd.TemporalSampler([3, 2], "time", pick="latest")
 CASES: dict[str, tuple[int, Any, dict[str, Any]]] = {
     "alone": (1, undirected_split, {}),
     "two": (2, directed_split, {"num_negatives": 2}),
-    "three": (3, undirected_split, {"loading": Loading(bulk_size=3, ahead_bytes=0, cache_bytes=0)}),
-    "four": (4, undirected_split, {"num_negatives": 3, "loading": Loading(bulk_size=1, cache_bytes=900)}),
+    "three": (3, undirected_split, {"loading": lgd.Loading(bulk_size=3, ahead_bytes=0, cache_bytes=0)}),
+    "four": (4, undirected_split, {"num_negatives": 3, "loading": lgd.Loading(bulk_size=1, cache_bytes=900)}),
     "labels": (2, labelled_split, {}),
-    "isolated": (2, undirected_split, {"boundary": Isolated(), "num_negatives": 2}),
-    "halo": (3, directed_split, {"boundary": Halo(1)}),
-    "labels isolated": (2, labelled_split, {"boundary": Isolated()}),
-    "labels in halos": (2, labelled_split, {"boundary": Halo(2)}),
+    "isolated": (2, undirected_split, {"boundary": lgd.Isolated(), "num_negatives": 2}),
+    "halo": (3, directed_split, {"boundary": lgd.Halo(1)}),
+    "labels isolated": (2, labelled_split, {"boundary": lgd.Isolated()}),
+    "labels in halos": (2, labelled_split, {"boundary": lgd.Halo(2)}),
     "typed alone": (1, partial(typed_split, WRITES), {}),
     "typed": (3, partial(typed_split, WRITES), {"num_negatives": 2, "sampler": PER_TYPE}),
-    "typed, one type": (2, partial(typed_split, CITES), {"loading": Loading(bulk_size=1, cache_bytes=900)}),
+    "typed, one type": (2, partial(typed_split, CITES), {"loading": lgd.Loading(bulk_size=1, cache_bytes=900)}),
     "typed, both ways": (2, partial(typed_split, PEERS), {"batch_size": 3}),
-    "typed labels": (2, priced_split, {"loading": Loading(cache_bytes=0)}),
-    "typed, isolated": (2, partial(typed_split, WRITES), {"boundary": Isolated()}),
-    "typed, halo": (2, partial(typed_split, CITES), {"boundary": Halo(1), "num_negatives": 2}),
-    "typed labels in halos": (2, priced_split, {"boundary": Halo(1)}),
+    "typed labels": (2, priced_split, {"loading": lgd.Loading(cache_bytes=0)}),
+    "typed, isolated": (2, partial(typed_split, WRITES), {"boundary": lgd.Isolated()}),
+    "typed, halo": (2, partial(typed_split, CITES), {"boundary": lgd.Halo(1), "num_negatives": 2}),
+    "typed labels in halos": (2, priced_split, {"boundary": lgd.Halo(1)}),
     "events alone": (1, events_split, {"sampler": BY_TIME}),
-    "events": (3, events_split, {"sampler": BY_TIME, "num_negatives": 3, "loading": Loading(cache_bytes=0)}),
+    "events": (3, events_split, {"sampler": BY_TIME, "num_negatives": 3, "loading": lgd.Loading(cache_bytes=0)}),
     "events, equal times": (2, events_split, {"sampler": replace(BY_TIME, equal=True)}),
     "events both ways": (3, partial(events_split, both_ways=True), {"sampler": replace(BY_TIME, equal=True)}),
-    "events, isolated": (2, events_split, {"sampler": BY_TIME, "boundary": Isolated()}),
-    "events in halos": (2, events_split, {"sampler": BY_TIME, "boundary": Halo(1), "num_negatives": 2}),
+    "events, isolated": (2, events_split, {"sampler": BY_TIME, "boundary": lgd.Isolated()}),
+    "events in halos": (2, events_split, {"sampler": BY_TIME, "boundary": lgd.Halo(1), "num_negatives": 2}),
     "labelled events": (2, partial(events_split, labels="edge_price", negatives=None), {"sampler": BY_TIME}),
     "typed events": (3, typed_events_split, {"sampler": OF_TYPES, "num_negatives": 3}),
     "typed events, equal times": (2, typed_events_split, {"sampler": replace(OF_TYPES, equal=True)}),
-    "typed events in halos": (2, typed_events_split, {"sampler": OF_TYPES, "boundary": Halo(1)}),
+    "typed events in halos": (2, typed_events_split, {"sampler": OF_TYPES, "boundary": lgd.Halo(1)}),
 }
 
 
@@ -333,11 +288,11 @@ QUICK = ("alone", "typed events")
 @pytest.mark.parametrize("case", [pytest.param(c, marks=[] if c in QUICK else pytest.mark.slow) for c in CASES])
 def test_batches_are_those_of_the_whole_graph(tmp_path: Path, case: str) -> None:
     world_size, make, options = CASES[case]
-    split: LinkSplit = make()
+    split: lgd.LinkSplit = make()
     partition = unequal(split.graph, world_size)
-    save_shards(split, partition, tmp_path / "shards")
+    lgd.save_shards(split, partition, tmp_path / "shards")
     whole, parts = as_shards_have_it(split, partition)
-    options = SAMPLED | {"evaluation": Evaluation(batch_size=20)} | options
+    options = SAMPLED | {"evaluation": lgd.Evaluation(batch_size=20)} | options
     results = run_ranks(drawn_on_shards, world_size, str(tmp_path / "shards"), options)
     for rank, found in enumerate(results):
         expected = by_one_host(whole, parts, rank, world_size, options)
@@ -346,14 +301,13 @@ def test_batches_are_those_of_the_whole_graph(tmp_path: Path, case: str) -> None
             check_same(found[kind], batches)
 
 
-def by_one_host(split: LinkSplit, parts: Partition, rank: int, num_ranks: int, options: dict[str, Any]) -> Made:
+def by_one_host(split: lgd.LinkSplit, parts: lgd.Partition, rank: int, num_ranks: int, options: dict[str, Any]) -> Made:
     others = {name: value for name, value in options.items() if name != "loading"}
-    boundary = options.get("boundary", Fetch())
+    boundary = options.get("boundary", lgd.Fetch())
     data = of_whole(split, parts, rank, num_ranks, **(others | {"boundary": boundary}))
     made = made_by(data, own_corrections(data, rank, num_ranks))
-    if (
-        not isinstance(boundary, Fetch) and num_ranks > 1 and not split.graph.types.have_names
-    ):  # a part calls nodes by its own ids
+    is_part = not isinstance(boundary, lgd.Fetch) and num_ranks > 1
+    if is_part and not split.graph.types.have_names:  # it calls nodes by its own ids
         n_id = split.graph.node_arrays["n_id"]
         for batch in (*made["train"], *made["anchors"]):
             batch["n_id"] = n_id[batch["n_id"]]

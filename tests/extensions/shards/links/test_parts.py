@@ -17,12 +17,8 @@ from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_recei
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard
 from lightning_gnn_dist.extensions.shards.opening import held_of_shard
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedSource
-from tests.extensions.shards.graphs import CountingGraph, joined, opened
-from tests.extensions.shards.links.splits import (
-    of_shards,
-    undirected_split,
-    unequal,
-)
+from tests.extensions.shards.graphs import CountingGraph, change, joined, opened
+from tests.extensions.shards.links.splits import of_shards, undirected_split, unequal
 from tests.graph.parted import in_order_of_parts
 from tests.ranks import run_ranks
 
@@ -53,9 +49,8 @@ def test_negatives_are_those_of_one_host(tmp_path: Path, candidates: range) -> N
     results = run_ranks(drawn, 3, str(tmp_path / "shards"), senders, candidates)
     for rank, (found, turns) in enumerate(results):
         word = key(5, 0, rank, FALSE_ENDS)
-        expected, _ = draw_receivers(
-            whole, torch.tensor([senders]), torch.arange(6) + 100, 2, word, Candidates(candidates)
-        )
+        ids, among = torch.arange(6) + 100, Candidates(candidates)
+        expected, _ = draw_receivers(whole, torch.tensor([senders]), ids, 2, word, among)
         assert found == expected.flatten().tolist()
         assert turns == 2 + -(-len(candidates) // 64)  # node 0 sends to all: 2 tries, 14, then all nodes in blocks
 
@@ -108,9 +103,7 @@ def shards(tmp_path: Path) -> Path:
     ],
 )
 def test_a_damaged_index_is_refused(shards: Path, entries: dict[str, Any], message: str) -> None:
-    about = json.loads((shards / "shares.json").read_text())
-    about["links"] |= entries
-    (shards / "shares.json").write_text(json.dumps(about))
+    change(shards / "shares.json", "links", **entries)
     with pytest.raises(ValueError, match=message):
         Bounds.read(shards)
 

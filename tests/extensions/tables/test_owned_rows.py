@@ -1,4 +1,4 @@
-"""Tables that live with one rank each: what cannot be trained so, and what becomes of the others after a fault."""
+"""Tables that live with one rank each: faults, what is refused, steps by hand, and the memory of a rank."""
 
 import copy
 import pickle
@@ -6,9 +6,12 @@ import threading
 from datetime import timedelta
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+from torch_geometric.data import Data
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.callbacks.averaged_rounds import AveragedRounds
@@ -17,11 +20,13 @@ from lightning_gnn_dist.extensions.elastic.living_peers import refuse_states
 from lightning_gnn_dist.rounds.partitioned_strategy import states_of
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
-from tests.extensions.tables.fitting import owned
+from tests.extensions.tables.fitting import Made, Table, owned, state_of
 from tests.extensions.tables.test_table_gradients import Loader, Owned
 from tests.extensions.tables.test_without_features import Rows, uneven_data_module
+from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
-from tests.strategies.fitting import fit
+from tests.strategies.fitting import differs, fit
+from tests.wire.test_hosts import InTraining, check_stalled
 
 pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 
@@ -168,3 +173,114 @@ def test_what_rows_cannot_have_is_refused(kind: type[Owned], message: str) -> No
 def test_ranks_that_may_die_refuse_the_table() -> None:
     with pytest.raises(ValueError, match=r"OwnedEmbedding, .*peers=Elastic\(\)\).*use GrappaStrategy\(\)"):
         refuse_states(module := owned(Rows(), "table"), states_of(module))
+
+
+# From end to end: steps by hand, a rank that stands still, and what a rank holds.
+
+
+class ByHand(Table):
+    """Steps two optimizers by hand, one of which takes sparse gradients alone, and throws some gradients away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any) -> Any:
+        optimizers: Any = self.optimizers()
+        self.manual_backward(super().training_step(batch) * 100)
+        for each in optimizers:
+            each.zero_grad()
+        self.manual_backward(super().training_step(batch))
+        self.manual_backward(super().training_step(batch) / 2)
+        for each in optimizers:
+            self.clip_gradients(each, 0.1)
+            each.step()
+
+    def configure_optimizers(self) -> Any:
+        others = torch.optim.SGD(self.head.parameters(), lr=0.1)
+        return [torch.optim.SparseAdam(list(self.rows.parameters()), lr=0.05), others]
+
+
+def both(rank: int, world_size: int) -> list[Made]:
+    """The end of fits of a table that all ranks hold, and of one that no rank does."""
+    modules = [ByHand(), owned(ByHand())]
+    for module in modules:
+        fit(rank, lgd.GrappaStrategy(**PATIENCE), module, devices=world_size, train=Loader(rank), max_epochs=2)
+    return [state_of(module) for module in modules]
+
+
+@pytest.mark.slow
+def test_steps_by_hand_are_those_of_a_table_that_all_ranks_hold() -> None:
+    (first, _), (second, _) = ranks = run_ranks(both, 2)
+    assert differs(first, second) == 0.0
+    for replicated, whole in ranks:
+        assert differs(whole, replicated) < 1e-12
+
+
+class AtOwnedRows(InTraining, Owned):
+    pass
+
+
+def at_rows(rank: int, world_size: int, launch: lgd.Launch) -> None:
+    fit(rank, lgd.GrappaStrategy(launch=launch), AtOwnedRows(), devices=world_size, train=Loader(rank), max_epochs=2)
+
+
+@pytest.mark.slow
+def test_a_rank_that_stands_still_is_named() -> None:
+    check_stalled(at_rows)
+
+
+NUM_ROWS, WIDTH, RANKS, TENSORS = 1_000_000, 64, 4, 3  # the table and two moments
+
+
+class Large(pl.LightningModule):
+    """Regression on rows of a table."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = lgd.OwnedEmbedding(NUM_ROWS, WIDTH, seed=0)
+        self.head = nn.Linear(WIDTH, 1)
+
+    def training_step(self, batch: Any) -> Tensor:
+        return (self.head(self.rows(batch.ids)) - 1).square().mean()
+
+    def configure_optimizers(self) -> Any:
+        return lgd.LazyAdam(self.parameters(), lr=0.01)
+
+
+def batches(rank: int) -> list[Data]:
+    chance = torch.Generator().manual_seed(rank)
+    return [Data(ids=torch.randint(NUM_ROWS, (1000,), generator=chance), batch_size=1000) for _ in range(5)]
+
+
+def peaks(rank: int, world_size: int, path: str) -> list[int]:
+    give_back_at_once()
+    found = []
+    for epochs, ckpt_path in ((1, None), (2, path)):
+        loader: Any = DataLoader(batches(rank), batch_size=None)  # type: ignore[arg-type]
+        options: dict[str, Any] = {"train": loader, "max_epochs": epochs, "ckpt_path": ckpt_path}
+        with Peak("RssAnon") as peak:
+            fitted = fit(rank, lgd.GrappaStrategy(**PATIENCE), Large(), devices=world_size, **options)
+        found.append(peak.added_bytes)
+        if ckpt_path is None:
+            with Peak("RssAnon") as peak:
+                fitted.save_checkpoint(path)
+            found.append(peak.added_bytes)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+@reads_memory
+def test_a_rank_holds_its_rows_alone(tmp_path: Any) -> None:
+    whole = NUM_ROWS * WIDTH * 4
+    most = TENSORS * whole / RANKS + (100 << 20)
+    assert most < 1.2 * whole  # less than what a table with its moments takes, by far
+    first, *others = run_ranks(peaks, RANKS, str(tmp_path / "large.ckpt"), timeout=300)
+    for in_fit, in_save, resumed in others:
+        assert in_fit < most
+        assert in_save < 50 << 20
+        assert resumed < most
+    assert first[0] < most
+    assert TENSORS * whole < first[1] < 2 * TENSORS * whole + (100 << 20)  # Lightning writes a copy in memory
+    assert first[2] < most
