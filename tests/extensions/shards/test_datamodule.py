@@ -320,7 +320,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (
         "without types",
         {"boundary": Another()},
-        r"Isolated\(\), Halo\(\), Exchange\(\) or Fetch\(\) .*, got Another\(\)",
+        r"Halo\(\), Exchange\(\) or Fetch\(\) .*, got Another\(\)",
     ),
     ("without types", {"task": "paper"}, r"task \('paper'\) is for a graph with types"),
     ("types", {"boundary": lgd.Fetch(), "sampler": lgd.ShadowSampler([4, 4], num_hops=2)}, f"{BOTH}, got Shadow"),
