@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch_geometric.data import Data, HeteroData
 
@@ -17,7 +19,6 @@ from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import brief, check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.types import TypeNames
-from lightning_gnn_dist.homes.parts import OnePart
 from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import Judged
@@ -29,6 +30,41 @@ from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 Shown = Callable[[Graph], Graph]
+
+
+class OnePart:
+    """What a rank holds, in every super-epoch the same.
+
+    Args:
+        graph: Its nodes and the edges among them.
+
+    Attributes:
+        uncovered: The counts of seeds of weight 0 and of all seeds in the running part; (0, 0) where no node has its
+            own weight.
+        figures: Numbers to log.
+    """
+
+    uncovered: tuple[int, int] = (0, 0)
+    figures: Mapping[str, float] = MappingProxyType({})
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+
+    def at(self, super_epoch: int) -> Graph:
+        """Return the part of a super-epoch, and forget the part before."""
+        return self._graph
+
+    def current(self) -> Graph:
+        """Return the part that was asked for last, and at first the part of super-epoch 0."""
+        return self.at(0)
+
+    @property
+    def is_resident(self) -> Tensor:
+        """Which nodes of the running part the boundary did not add."""
+        return torch.ones(self._graph.num_nodes, dtype=torch.bool)
+
+    def close(self) -> None:
+        """End what runs in the background."""
 
 
 class Owners(NamedTuple):

@@ -22,8 +22,8 @@ from lightning_gnn_dist.graph.graph import Graph, sampled_digest, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.homes.access import GraphAccess, Owners, Shown
-from lightning_gnn_dist.homes.parts import OnePart, Parts
+from lightning_gnn_dist.homes.access import GraphAccess, OnePart, Owners, Shown
+from lightning_gnn_dist.homes.parts import Parts
 from lightning_gnn_dist.homes.residency import Fixed, Holding, Plan, bytes_held, default_period
 from lightning_gnn_dist.homes.run import Host, RunContext
 from lightning_gnn_dist.joint import TrainsReplicasApart

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -33,6 +32,7 @@ from lightning_gnn_dist.graph.rows import (
     take_rows,
 )
 from lightning_gnn_dist.graph.typed.build import induced
+from lightning_gnn_dist.homes.access import OnePart
 from lightning_gnn_dist.homes.residency import Plan, ReadChunks
 from lightning_gnn_dist.partition.base import learned_from
 
@@ -264,41 +264,6 @@ def _found(ids: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _bytes_per_edge(graph: Graph) -> int:
     return graph.indices.element_size() + bytes_per_edge(graph)
-
-
-class OnePart:
-    """What a rank holds, in every super-epoch the same.
-
-    Args:
-        graph: Its nodes and the edges among them.
-
-    Attributes:
-        uncovered: The counts of seeds of weight 0 and of all seeds in the running part; (0, 0) where no node has its
-            own weight.
-        figures: Numbers to log.
-    """
-
-    uncovered: tuple[int, int] = (0, 0)
-    figures: Mapping[str, float] = MappingProxyType({})
-
-    def __init__(self, graph: Graph) -> None:
-        self._graph = graph
-
-    def at(self, super_epoch: int) -> Graph:
-        """Return the part of a super-epoch, and forget the part before."""
-        return self._graph
-
-    def current(self) -> Graph:
-        """Return the part that was asked for last, and at first the part of super-epoch 0."""
-        return self.at(0)
-
-    @property
-    def is_resident(self) -> Tensor:
-        """Which nodes of the running part the boundary did not add."""
-        return torch.ones(self._graph.num_nodes, dtype=torch.bool)
-
-    def close(self) -> None:
-        """End what runs in the background."""
 
 
 class Parts(OnePart):

@@ -28,8 +28,8 @@ from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, Shar
 from lightning_gnn_dist.graph.graph import Graph, typed_graph, with_arrays
 from lightning_gnn_dist.graph.rows import Lookup, starts_of
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, offsets_of
-from lightning_gnn_dist.homes.access import GraphAccess, Owners, Shown, check_typed
-from lightning_gnn_dist.homes.parts import OnePart, PartRows, RowReading, around, edges_among
+from lightning_gnn_dist.homes.access import GraphAccess, OnePart, Owners, Shown, check_typed
+from lightning_gnn_dist.homes.parts import PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import Judged, bytes_of_batch, widest_row
