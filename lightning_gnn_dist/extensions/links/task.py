@@ -416,9 +416,8 @@ class Answers:
 
     def _ends(self, kind: EdgeType) -> Tensor:
         """The ends of all edges of a type, by the ids in their types."""
-        types = self.graph.types
-        ends = edges_at(self.graph, types.edges_of(kind))
-        return ends - torch.tensor([[types.nodes_of(kind[0]).start], [types.nodes_of(kind[2]).start]])
+        edges = Edges(self.graph, kind)
+        return edges.ends.in_types(edges.links)
 
     def columns(self, questions: Tensor, ids_of: Path | None) -> Columns:
         """Return how a table names what is recommended to some questions, by the ids of a prepared graph.

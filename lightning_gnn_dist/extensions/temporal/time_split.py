@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_instance, check_word, is_number, shown
 from lightning_gnn_dist.extensions.temporal.times import as_integers, node_times
-from lightning_gnn_dist.graph.graph import Graph, checked_graph, typed_graph
+from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
 
@@ -38,13 +38,13 @@ def split_by_time(graph: Graph, time: str = "time", *, val: float = 0.15, test: 
         )
     graph.check_whole()
     types = graph.types
-    if not types.have_names:
-        masks = _masks(graph.node_arrays, node_times(graph, time, types.seed_type(), "time"), val, test)
-        return checked_graph(graph.indptr, graph.indices, graph.node_arrays | masks, graph.edge_arrays)
-    kind = types.seeds or _labelled_type(types, time)
+    kind = (types.seeds or _labelled_type(types, time)) if types.have_names else types.seed_type()
     masks = _masks(types.node_arrays[kind], node_times(graph, time, kind, "time"), val, test)
     arrays = {**types.node_arrays, kind: {**types.node_arrays[kind], **masks}}
-    return typed_graph(graph.indptr, graph.indices, replace(types, node_arrays=arrays, seeds=kind))
+    of_edges = {name: dict(of) for name, of in types.edge_arrays.items()}
+    seeds = kind if types.have_names else None
+    found = replace(types, node_arrays=arrays, edge_arrays=of_edges, seeds=seeds)
+    return typed_graph(graph.indptr, graph.indices, found)
 
 
 def _labelled_type(types: GraphTypes, time: str) -> str:
