@@ -155,28 +155,16 @@ def unmarked() -> Any:
     return data
 
 
-LADIES = lgd.LadiesSampler([8, 8])
+LADIES, CITED = lgd.LadiesSampler([8, 8]), lgd.NeighborSampler({("paper", "cites", "paper"): [2, 2]})
 REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "two types of seeds": (two_types, {}, r"2 node types have a train_mask .* graph\.with_seeds\('paper'\)"),
     "no seeds": (unmarked, {}, "No node type has a train_mask: set data"),
     "ladies for corrections": (small, {"global_batching": lgd.GlobalBatching(sampler=LADIES)}, "LadiesSampler draws"),
     "weights": (small, {"sampler": lgd.NeighborSampler([2, 2], weight="w")}, "weight .'w'. draws from graphs without"),
-    "types that are not there": (
-        small,
-        {"sampler": lgd.NeighborSampler({("a", "b", "c"): [2]})},
-        "names the edge type",
-    ),
-    "evaluation of others": (
-        small,
-        {"evaluation": lgd.Evaluation(sampler=lgd.NeighborSampler({("paper", "cites", "paper"): [2, 2]}))},
-        "no numbers for the edge type",
-    ),
+    "other types": (small, {"sampler": lgd.NeighborSampler({("a", "b", "c"): [2]})}, "names the edge type"),
+    "evaluation of others": (small, {"evaluation": lgd.Evaluation(sampler=CITED)}, "no numbers for the edge type"),
     "a small halo": (small, {"boundary": lgd.Halo(bytes=1)}, "has no room for a single node"),
-    "seeds of the halo": (
-        small,
-        {"boundary": lgd.Halo(2, seed_hops=1)},
-        "is for graphs without types: leave seed_hops out",
-    ),
+    "seeds of the halo": (small, {"boundary": lgd.Halo(2, seed_hops=1)}, "without types: leave seed_hops out"),
 }
 
 

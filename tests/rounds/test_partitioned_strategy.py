@@ -52,26 +52,15 @@ def come_or_stay_away(
     return str(caught.value), time.monotonic() - start
 
 
-@pytest.mark.parametrize(
-    ("world_size", "absent", "named", "strategy"),
-    [
-        (2, {1}, "Of 2 ranks, rank 1 did not start within 1.5 s (here: 0 on ", LocalSGDStrategy),
-        pytest.param(
-            3,
-            {1, 2},
-            "Of 3 ranks, ranks [1, 2] did not start within 1.5 s (here: 0 on ",
-            GrappaStrategy,
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            2,
-            {0},
-            "Of 2 ranks, rank 0 did not start within 1.5 s (nobody answers at 127.0.0.1:",
-            TMAStrategy,
-            marks=pytest.mark.slow,
-        ),
-    ],
-)
+MISSING = [
+    (2, {1}, "Of 2 ranks, rank 1 did not start within 1.5 s (here: 0 on ", LocalSGDStrategy),
+    (3, {1, 2}, "Of 3 ranks, ranks [1, 2] did not start within 1.5 s (here: 0 on ", GrappaStrategy),
+    (2, {0}, "Of 2 ranks, rank 0 did not start within 1.5 s (nobody answers at 127.0.0.1:", TMAStrategy),
+]
+SLOWLY = [pytest.param(*case, marks=pytest.mark.slow) for case in MISSING[1:]]
+
+
+@pytest.mark.parametrize(("world_size", "absent", "named", "strategy"), [MISSING[0], *SLOWLY])
 def test_missing_ranks_are_named_in_time(world_size, absent, named, strategy, tmp_path) -> None:
     outcomes = run_ranks(come_or_stay_away, world_size, absent, strategy, tmp_path)
     assert [rank for rank, outcome in enumerate(outcomes) if outcome is None] == sorted(absent)

@@ -95,16 +95,12 @@ def test_a_rank_without_seeds_adds_nothing_to_the_statistics() -> None:
 UNLIKE = {"homophily": 1.0, "mean_degree": 20.0}  # METIS gives every part classes of its own
 SPARSE = {"homophily": 0.5, "mean_degree": 2.0}
 ONE_STEP = lgd.EverySteps(1)
+METIS: dict[str, Any] = {"partitioner": lgd.MetisPartitioner()}
 AVERAGES: dict[str, Any] = {"clock": ONE_STEP, **PATIENCE}
 CASES: list[tuple[dict[str, float], dict[str, Any], Any, str]] = [
-    (UNLIKE, {"partitioner": lgd.MetisPartitioner()}, lgd.LocalSGDStrategy(**AVERAGES), "different labels"),
-    (UNLIKE, {"partitioner": lgd.MetisPartitioner()}, lgd.LocalSGDStrategy(**AVERAGES, drift=lgd.Drift()), ""),
-    (
-        UNLIKE,
-        {"partitioner": lgd.MetisPartitioner(), "holding": lgd.Holding(lgd.Redeal(8))},
-        lgd.LocalSGDStrategy(**AVERAGES),
-        "",
-    ),
+    (UNLIKE, METIS, lgd.LocalSGDStrategy(**AVERAGES), "different labels"),
+    (UNLIKE, METIS, lgd.LocalSGDStrategy(**AVERAGES, drift=lgd.Drift()), ""),
+    (UNLIKE, METIS | {"holding": lgd.Holding(lgd.Redeal(8))}, lgd.LocalSGDStrategy(**AVERAGES), ""),
     (UNLIKE, {"partitioner": lgd.SuperNodePartitioner(100)}, lgd.LocalSGDStrategy(**AVERAGES), ""),
     (SPARSE, {"partitioner": lgd.RandomPartitioner()}, lgd.LocalSGDStrategy(**AVERAGES), "lost all their neighbours"),
 ]
