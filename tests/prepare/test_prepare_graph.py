@@ -14,11 +14,7 @@ from torch_geometric.data import Data
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.prepare import edges
 from lightning_gnn_dist.prepare import prepare_graph as prepare_graph_module
-from lightning_gnn_dist.prepare.edges import (
-    cut_nodes,
-    deal,
-    unpack,
-)
+from lightning_gnn_dist.prepare.edges import cut_nodes, deal, order_of, unpack
 from lightning_gnn_dist.prepare.journal import Journal
 from lightning_gnn_dist.prepare.prepare_graph import LEAST_ROOM, Portion, Preparation
 from lightning_gnn_dist.wire.memory import held_bytes
@@ -335,3 +331,10 @@ def test_a_damaged_journal_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
     with pytest.raises(ValueError, match=r"state.json is damaged .*Delete .* to begin anew"):
         Journal(tmp_path, {})
+
+
+@pytest.mark.parametrize("bits", [3, 40, 60])
+def test_keys_are_put_in_order_and_equal_ones_stay_in_theirs(bits: int) -> None:
+    keys = np.random.default_rng(0).integers(0, 1 << bits, 500).astype(np.uint64)
+    assert (order_of(keys, bits) == np.argsort(keys, kind="stable")).all()
+    assert order_of(keys[:0], bits).size == 0 and order_of(keys[:1], bits).tolist() == [0]
