@@ -282,41 +282,28 @@ def without_new_of_types(data: HeteroData) -> lgd.Graph:
     return lgd.Graph.from_pyg(data.subgraph(old), time="time")
 
 
-def check(
-    world_size: int,
-    name: str,
-    module: pl.LightningModule,
-    sampler: Any,
-    before: lgd.Graph,
-    later: lgd.Graph,
-    rows: Tensor,
-    out: Path,
-) -> None:
-    """Predict the new nodes, the last of their type, with a data module of the graph before them."""
-    data = lgd.PartitionedDataModule(before, sampler=sampler, batch_size=16).on(later)
-    new = torch.arange(len(rows) - NUM_NEW, len(rows))
-    callbacks = [lgd.PredictionWriter(out)]
-    running = trainer(world_size, STRATEGIES["plain" if world_size == 1 else "grappa"](), callbacks=callbacks)
-    running.predict(module, data.only(new), return_predictions=False)
-    np.testing.assert_allclose(np.load(out), rows[new].detach().numpy(), rtol=0, atol=1e-12, err_msg=name)
-
-
 def predicted(rank: int, world_size: int, folder: Path) -> None:
-    sampler = lgd.NeighborSampler([4, 4])
+    """Predict the new nodes, the last of their type, with data modules of the graphs before them."""
+    sampler, later, timed = lgd.NeighborSampler([4, 4]), whole(), InTime()
+    cases: dict[str, tuple[Any, ...]] = {}  # module, sampler, the graph without new nodes and with them, and all rows
     for name in ("SAGE", "GCN", "GAT"):
-        module, later = Net(name), whole()
-        of = without_new(later), later, by_hand(module, later)
-        check(world_size, name, module, sampler, *of, folder / f"{name}.npy")
-    timed, later = InTime(), temporal_graph()
-    of = without_new(later), later, by_hand_in_time(timed, later)
-    check(world_size, "time", timed, SAMPLER, *of, folder / "time.npy")
+        cases[name] = Net(name), sampler, without_new(later), later, by_hand(Net(name), later)
+    in_time = temporal_graph()
+    cases["time"] = timed, SAMPLER, without_new(in_time), in_time, by_hand_in_time(timed, in_time)
     data = typed_graph_of_papers(200).to_pyg()
     for kind in data.node_types:
         data[kind].x = data[kind].x.double()
     torch.manual_seed(0)
     typed = HeteroSAGE(data.edge_types).double()
-    of = without_new_of_types(data), lgd.Graph.from_pyg(data, time="time"), typed(data)
-    check(world_size, "types", typed, sampler, *of, folder / "types.npy")
+    of_types = without_new_of_types(data), lgd.Graph.from_pyg(data, time="time")
+    cases["types"] = typed, sampler, *of_types, typed(data)
+    for name, (module, drawn_by, before, after, rows) in cases.items():
+        asked = lgd.PartitionedDataModule(before, sampler=drawn_by, batch_size=16).on(after)
+        new, path = torch.arange(len(rows) - NUM_NEW, len(rows)), folder / f"{name}.npy"
+        strategy = STRATEGIES["plain" if world_size == 1 else "grappa"]()
+        running = trainer(world_size, strategy, callbacks=[lgd.PredictionWriter(path)])
+        running.predict(module, asked.only(new), return_predictions=False)
+        np.testing.assert_allclose(np.load(path), rows[new].detach().numpy(), rtol=0, atol=1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize("num_ranks", [slow(1), 2])

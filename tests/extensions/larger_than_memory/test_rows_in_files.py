@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,24 @@ import pytest
 import torch
 from lightning.pytorch.strategies import SingleDeviceStrategy, Strategy
 from torch import Tensor
+from torch_geometric.data import HeteroData
 
 import lightning_gnn_dist as lgd
+from lightning_gnn_dist.batches.source import BatchSource, GraphSource
+from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, FileSource
+from lightning_gnn_dist.graph.convert import quantize_rows
+from lightning_gnn_dist.graph.typed.types import EdgeType
+from lightning_gnn_dist.sampling.base import Sampler
+from tests.batch_contents import check_same, contents
 from tests.data.test_settings import check_copies
 from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE, plain_ddp
 from tests.graph.typed.graphs import small
+from tests.loaders import over
 from tests.ranks import run_ranks
 from tests.sage import Ending
 from tests.slow import slow
+from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
 
 SAMPLER = lgd.NeighborSampler([4, 3])
 CACHE = 5000  # bytes, of 32,000
@@ -157,3 +167,175 @@ def test_copies_have_the_same_batches(tmp_path: Path) -> None:
 def test_types_are_not_drawn_on_a_device() -> None:
     with pytest.raises(ValueError, match='sample_on="device" is for graphs without types'):
         lgd.PartitionedDataModule(lgd.Graph.from_pyg(small()), loading=lgd.Loading(sample_on="device"))
+
+
+# With types, batches are those of the graph in RAM, whatever is held, and so is a fit that is resumed within a pass.
+
+
+COUNTS = {"author": 150, "paper": 300, "venue": 9, "word": 80}
+CITES, WRITES, BACK = ("paper", "cites", "paper"), ("author", "writes", "paper"), ("paper", "rev_writes", "author")
+PRINTS, USES = ("venue", "prints", "paper"), ("word", "describes", "paper")
+OF_ROWS = {"author": 37, "paper": 2 * 40 + 4 * 15, "venue": 0, "word": 4 * 9}  # bytes that are read of a node
+WIDE = sum(OF_ROWS[kind] * count for kind, count in COUNTS.items())
+SEEDS = torch.arange(150, 450)  # the papers
+
+
+@cache
+def of_widths() -> lgd.Graph:
+    """Papers with two wide arrays, one float16, authors in int8 with scales, words with few numbers, venues without."""
+    draw, data = torch.Generator().manual_seed(4), HeteroData()
+    data["author"].x, data["author"].x_scale = quantize_rows(torch.randn(150, 37, generator=draw))
+    data["paper"].x = torch.randn(300, 40, generator=draw).half()
+    data["paper"].z = torch.randn(300, 3, 5, generator=draw)
+    data["paper"].y, data["paper"].time = torch.arange(300) % 4, torch.randint(30, (300,), generator=draw)
+    data["venue"].num_nodes = COUNTS["venue"]
+    data["word"].x = torch.randn(80, 9, generator=draw)
+    for kind, count in ((CITES, 900), (WRITES, 700), (BACK, 700), (PRINTS, 300), (USES, 600)):
+        ends = [torch.randint(COUNTS[end], (count,), generator=draw) for end in kind[::2]]
+        data[kind].edge_index = torch.stack([ends[0] ** 2 // COUNTS[kind[0]], ends[1]])
+        data[kind].time = torch.randint(30, (count,), generator=draw)
+    data[WRITES].edge_attr = torch.randn(700, 9, generator=draw)  # wide, so read from its file
+    data[USES].share = torch.rand(600, generator=draw)
+    return lgd.Graph.from_pyg(data, time="time")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("typed") / "graph"
+    of_widths().save(found)
+    return found
+
+
+def passes(source: BatchSource, num_threads: int, seeds: Tensor = SEEDS) -> list[dict[str, Any]]:
+    loader = over(source, seeds, 20, seed=1, bulk_size=3, num_threads=num_threads, inputs=seeds + 7)
+    unfinished = iter(loader)
+    found = [*(next(unfinished) for _ in range(4)), *loader, *loader.stream(7, 43)]
+    unfinished.close()
+    loader.close()
+    return [contents(batch) for batch in found]
+
+
+SAMPLERS: dict[str, Sampler] = {
+    "neighbors": lgd.NeighborSampler([4, 3]),
+    "all": lgd.NeighborSampler([-1, -1]),
+    "of types": lgd.NeighborSampler({CITES: [4, 0], WRITES: [3, 2], BACK: [0, 2], PRINTS: [1, 1], USES: [0, 3]}),
+    "in time": lgd.TemporalSampler([4, 3], "time"),
+    "latest": lgd.TemporalSampler([3, 2], "time", pick="latest"),
+    "shadow": lgd.ShadowSampler([3, 2], num_hops=2),
+}
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 3000, slow(40_000), slow(WIDE - 1)])
+@pytest.mark.parametrize("name", ["neighbors", "in time"])
+def test_batches_are_those_of_the_graph(folder: Path, name: str, cache_bytes: int) -> None:
+    graph, sampler = lgd.Graph.open(folder), SAMPLERS[name]
+    rows = DiskRows.of(graph, cache_bytes)
+    assert rows is not None
+    found = passes(FileSource(graph, rows, sampler, lgd.Loading()), num_threads=2)
+    check_same(found, passes(GraphSource(of_widths(), sampler, all_labels=False), 0))
+    assert (rows.cache.hits > 0) == (cache_bytes > 0) and rows.fetched_bytes > 0
+    held = {kind: len(table.cache._ids) for kind, table in zip(COUNTS, rows.of_nodes, strict=True)}
+    assert sum(held[kind] * OF_ROWS[kind] for kind in COUNTS) <= cache_bytes
+    assert held["venue"] == rows.of_nodes[2].cache.asked == 0
+    rows.close()
+
+
+@pytest.mark.parametrize("name", ["of types", "shadow", slow("all"), slow("latest")])
+def test_samplers_draw_what_they_draw_in_ram(folder: Path, name: str) -> None:
+    graph, sampler = lgd.Graph.open(folder), SAMPLERS[name]
+    rows = DiskRows.of(graph, 9000)
+    assert rows is not None
+    source = FileSource(graph, rows, sampler, lgd.Loading())
+    expected = passes(GraphSource(of_widths(), sampler, all_labels=False), 0)
+    check_same(passes(source, 1), expected)
+    rows.close()
+
+
+# A fit on a typed graph whose rows are read from files is the fit in RAM, also when it is resumed within a pass.
+
+
+TYPED_CACHE = 4000  # bytes: papers have 32 for each in int8, authors 64, words 32, and venues learn theirs
+IN_TIME = lgd.TemporalSampler([4, 3], "time")
+
+
+def graph_of_papers() -> lgd.Graph:
+    data = typed_graph_of_papers().to_pyg()
+    del data["venue"].x
+    data["venue"].num_nodes = 4
+    data["paper"].x, data["paper"].x_scale = quantize_rows(data["paper"].x)
+    return lgd.Graph.from_pyg(data, time="time")
+
+
+@pytest.fixture(scope="module")
+def saved_types(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("typed") / "graph"
+    graph_of_papers().save(folder)
+    return str(folder)
+
+
+class LearnsVenues(HeteroSAGE):
+    """Venues have rows that are learned."""
+
+    def __init__(self, edge_types: list[EdgeType]) -> None:
+        super().__init__(edge_types)
+        self.venues = torch.nn.Embedding(4, 4, sparse=True)
+
+    def forward(self, batch: Any) -> Tensor:
+        batch["venue"].x = self.venues(batch["venue"].n_id)
+        return super().forward(batch)
+
+
+class Watch(pl.Callback):
+    """Keeps what the data module logs, and a checkpoint of the fifth step."""
+
+    def __init__(self, data: Any, keeps: Path | None) -> None:
+        self.data, self.keeps, self.figures = data, keeps, dict[str, float]()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self.figures.update(self.data.figures)
+        if self.keeps is not None and trainer.global_step == 5:
+            trainer.save_checkpoint(self.keeps)
+
+
+def fit_types(
+    graph: lgd.Graph, sampler: Sampler, loading: lgd.Loading, keeps: Path | None = None, start: Any = None, **limit: int
+) -> tuple[Tensor, int, dict[str, float]]:
+    """The weights, steps and figures of a fit of 12 batches a pass."""
+    pl.seed_everything(0)
+    data = lgd.PartitionedDataModule(graph, sampler=sampler, loading=loading, boundary=lgd.Fetch(), batch_size=20)
+    module, watch = LearnsVenues(list(graph.types.edge_types)), Watch(data, keeps)
+    running = trainer(1, callbacks=[watch], limit_val_batches=0, **limit)
+    running.fit(module, data, ckpt_path=start)
+    weights = torch.nn.utils.parameters_to_vector(module.parameters()).detach()
+    return weights, running.global_step, watch.figures
+
+
+@pytest.mark.parametrize("sampler", [slow(lgd.NeighborSampler([4, 3])), IN_TIME], ids=["neighbors", "in time"])
+def test_a_fit_goes_on_within_a_pass(saved_types: str, tmp_path: Path, sampler: Sampler) -> None:
+    expected, steps, _ = fit_types(graph_of_papers(), sampler, lgd.Loading(), max_epochs=2)
+    opened, some, path = (
+        lgd.Graph.open(saved_types),
+        lgd.Loading(cache_bytes=TYPED_CACHE, bulk_size=2),
+        tmp_path / "last.ckpt",
+    )
+    stopped, *_ = fit_types(opened, sampler, some, path, max_steps=7)
+    assert not stopped.equal(expected)
+    resumed, all_steps, figures = fit_types(opened, sampler, some, start=path, max_epochs=2)
+    assert resumed.equal(expected) and figures["data/fetched_bytes"] > 0
+    assert all_steps == steps == 24
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_links_are_learned_from_files(tmp_path: Path, timed: bool) -> None:
+    how: dict[str, Any] = {"time": "time"} if timed else {}
+    split = lgd.split_edges(graph_of_papers(), 0.1, 0.1, edge_type=CITES, negatives=3, **how)
+    split.save(tmp_path / "split")
+    sampler, phases = IN_TIME if timed else lgd.NeighborSampler([4, 3]), list[list[dict[str, Any]]]()
+    for where, loading in ((split, lgd.Loading()), (tmp_path / "split", lgd.Loading(cache_bytes=TYPED_CACHE))):
+        data = lgd.LinkDataModule(where, sampler=sampler, batch_size=64, loading=loading)
+        data.setup("fit")
+        phases.append([contents(batch) for batch in (*data.train_dataloader(), *data.val_dataloader())])
+        figures = data.figures
+        data.teardown("fit")
+    check_same(phases[1], phases[0])
+    assert figures["data/fetched_bytes"] > 0 and 0 < figures["data/cache_hit_rate"] < 1

@@ -130,21 +130,29 @@ def test_rounds_equal_those_by_hand() -> None:
             assert differs(end, last) < 1e-12
 
 
+def fit_either(rank: int, world_size: int, strategy: Any, ckpt_path: Path | None = None, **options: Any) -> State:
+    """The end of a fit on a graph, where a strategy corrects, and else on batches of numbers."""
+    path = ckpt_path and str(ckpt_path)
+    if isinstance(strategy, lgd.LLCGStrategy):
+        module: Any = graph_model()
+        fit_graph(strategy, module, data_module(), world_size, path, **options)
+    else:
+        module = same_start(optimizer="Adam", batch_norm=True)
+        fit(rank, strategy, module, devices=world_size, ckpt_path=path, **options)
+    return {name: each for name, each in state_of(module).items() if not name.startswith("accuracy")}
+
+
 def at_once_and_without(
     rank: int, world_size: int, outer: lgd.Outer, bits: Any, *, corrects: bool
 ) -> tuple[State, State]:
     reducers.Overlap = AtOnce  # type: ignore[misc]  # in this rank's process alone
-    ends, kind = [], lgd.LLCGStrategy if corrects else lgd.LocalSGDStrategy
-    for reducer in (lgd.Rounded(bits) if bits else None, lgd.Overlapped(bits)):
-        strategy = kind(lgd.EverySteps(2), reducer=reducer, outer=outer, average_optimizer=True, **PATIENCE)
-        if corrects:
-            module = graph_model()
-            fit_graph(strategy, module, data_module(), world_size)
-        else:
-            module = same_start(optimizer="Adam", batch_norm=True)
-            fit(rank, strategy, module, devices=world_size)
-        ends.append({name: each for name, each in state_of(module).items() if not name.startswith("accuracy")})
-    return ends[0], ends[1]
+    options: Any = {"outer": outer, "average_optimizer": True} | PATIENCE
+    kind = lgd.LLCGStrategy if corrects else lgd.LocalSGDStrategy
+    plain, at_once = (
+        fit_either(rank, world_size, kind(lgd.EverySteps(2), reducer=reducer, **options))
+        for reducer in (lgd.Rounded(bits) if bits else None, lgd.Overlapped(bits))
+    )
+    return plain, at_once
 
 
 @pytest.mark.parametrize("corrects", [False, True])
@@ -164,23 +172,17 @@ class Saver(pl.Callback):
 
 
 def stopped_and_resumed(rank: int, world_size: int, folder: Path) -> list[tuple[State, State]]:
+    late: Any = {"reducer": lgd.Overlapped(8)} | PATIENCE
+    averaging: Any = late | {"outer": lgd.Outer(momentum=0.8, adaptive=True), "average_optimizer": True}
+    makers = (
+        lambda: lgd.LocalSGDStrategy(lgd.EverySteps(3), **averaging),
+        lambda: lgd.LLCGStrategy(lgd.EverySteps(2), **late),
+    )
     found = []
-    for number, kind in enumerate((lgd.LocalSGDStrategy, lgd.LLCGStrategy)):
-        path, ends = folder / f"{number}.ckpt", []
-        for ckpt_path in (None, path):
-            if kind is lgd.LLCGStrategy:
-                module = graph_model()
-                more: Any = {"max_epochs": 4, "callbacks": [Saver(path)] if ckpt_path is None else []}
-                strategy = lgd.LLCGStrategy(lgd.EverySteps(2), reducer=lgd.Overlapped(8), **PATIENCE)
-                fit_graph(strategy, module, data_module(), world_size, None if ckpt_path is None else str(path), **more)
-            else:
-                module = same_start(optimizer="Adam")
-                outer: Any = {"reducer": lgd.Overlapped(8), "outer": lgd.Outer(momentum=0.8, adaptive=True)}
-                strategy = kind(lgd.EverySteps(3), average_optimizer=True, **outer, **PATIENCE)
-                more = {"max_epochs": 4, "callbacks": [Saver(path)] if ckpt_path is None else []}
-                fit(rank, strategy, module, devices=world_size, ckpt_path=ckpt_path and str(path), **more)
-            ends.append(state_of(module))
-        found.append((ends[0], ends[1]))
+    for number, make in enumerate(makers):
+        path = folder / f"{number}.ckpt"
+        whole = fit_either(rank, world_size, make(), max_epochs=4, callbacks=[Saver(path)])
+        found.append((whole, fit_either(rank, world_size, make(), path, max_epochs=4)))
     return found
 
 

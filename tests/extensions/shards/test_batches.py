@@ -146,16 +146,15 @@ CASES: dict[str, tuple[int, int, ShardedSampler, bool, int]] = {  # ranks, shard
     "weights": (4, 4, lgd.NeighborSampler(FANOUTS, **WEIGHED), True, 0),
     "ladies": (4, 4, lgd.LadiesSampler([60, 40]), False, 0),
     "ladies alone": (1, 1, lgd.LadiesSampler([90, 60]), False, 0),
-}
-SLOW: dict[str, tuple[int, int, ShardedSampler, bool, int]] = {
     "two copies": (4, 2, lgd.NeighborSampler(FANOUTS, replace=True), True, 0),
     "ladies twice": (4, 2, lgd.LadiesSampler([60, 40], normalize=True, **WEIGHED), True, 0),
 }
+SLOW = ("two copies", "ladies twice")
 
 
-@pytest.mark.parametrize("case", [*CASES, *(slow(case) for case in SLOW)])
+@pytest.mark.parametrize("case", [slow(case) if case in SLOW else case for case in CASES])
 def test_batches_are_those_of_the_whole_graph(tmp_path: Path, case: str) -> None:
-    world_size, shards, sampler, edge_arrays, cache = (CASES | SLOW)[case]
+    world_size, shards, sampler, edge_arrays, cache = CASES[case]
     graph = small_graph(edge_arrays=edge_arrays)
     partition = some_partition(graph, shards)
     compare([(graph, in_order_of_parts(graph, partition), partition)], sampler, cache, tmp_path, world_size)
