@@ -20,7 +20,7 @@ from lightning_gnn_dist.homes.residency import Plan
 from lightning_gnn_dist.layers.choice import Neighbourhoods
 from tests.boundary.models import Weights, model, weighted_data, weights_of
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import PATIENCE, every_strategy
 from tests.graph.parted import small_graph
 from tests.layers.models import graph_of
 from tests.placing import batches_of
@@ -33,23 +33,22 @@ def data_of(graph: lgd.Graph, **options: Any) -> lgd.PartitionedDataModule:
     return lgd.PartitionedDataModule(graph, **(defaults | options))
 
 
-def quick(world_size: int, strategy: Any) -> Any:
-    return trainer(world_size, strategy, max_epochs=1, limit_val_batches=0, precision="64-true")
+def quick(world_size: int, strategy: Any, max_epochs: int = 1) -> Any:
+    return trainer(world_size, strategy, max_epochs=max_epochs, limit_val_batches=0, precision="64-true")
 
 
-@pytest.mark.parametrize(
-    ("held", "times", "allowed", "boundary"),
-    [
-        ([10, 20, 30], [1, 1, 1], 9, lgd.Isolated()),
-        ([10, 20, 30], [1, 1, 1], 30, lgd.Halo(3)),
-        ([10, 20, 30], [1, 1, 1], 29, lgd.Halo(2)),
-        ([10, 20, 20], [1, 1, 1], 30, lgd.Halo(2)),  # nothing is three hops away
-        ([10, 20, 20], [1, 1, 1], 19, lgd.Halo(1)),
-        ([10], [1], 5, lgd.Isolated()),
-        ([10, 20, 30], [1.2, 2.0, 2.1], 30, lgd.Halo(2)),
-        ([10, 20, 30], [2.5, 3, 4], 30, lgd.Isolated()),
-    ],
-)
+CHOICES = [
+    ([10, 20, 30], [1, 1, 1], 9, lgd.Isolated()),
+    ([10, 20, 30], [1, 1, 1], 30, lgd.Halo(3)),
+    ([10, 20, 30], [1, 1, 1], 29, lgd.Halo(2)),
+    ([10, 20, 20], [1, 1, 1], 30, lgd.Halo(2)),  # nothing is three hops away
+    ([10, 20, 20], [1, 1, 1], 19, lgd.Halo(1)),
+    ([10, 20, 30], [1.2, 2.0, 2.1], 30, lgd.Halo(2)),
+    ([10, 20, 30], [2.5, 3, 4], 30, lgd.Isolated()),
+]
+
+
+@pytest.mark.parametrize(("held", "times", "allowed", "boundary"), CHOICES)
 def test_the_most_exact_that_costs_no_more_than_allowed_is_chosen(held, times, allowed, boundary, monkeypatch) -> None:
     graph, steps = cut_graph()[0], Pass(lgd.WholePartSampler(len(held)), 1000, [1], False)
     of_one = len(held) * (graph.num_edges + 8 * graph.num_nodes)
@@ -62,10 +61,9 @@ def test_the_most_exact_that_costs_no_more_than_allowed_is_chosen(held, times, a
         assert isinstance(choose(graph, [of_rank], steps, allowed)[0], lgd.Halo)
 
 
-def works(
-    sampler: Any, batch_size: int, graph: lgd.Graph, partition: lgd.Partition, *, has_layers: bool
-) -> list[float]:
+def works(sampler: Any, batch_size: int, *, has_layers: bool) -> list[float]:
     """By hand: what all ranks compute in a pass with halos of 1 and 2 hops, in times of one process."""
+    graph, partition = cut_graph()
     rows = [graph.indices[a:b].tolist() for a, b in pairwise(graph.indptr.tolist())]
     trains, everything = set(graph.split("train").tolist()), set(range(len(rows)))
 
@@ -115,7 +113,7 @@ def test_work_is_counted_in_times_of_one_process(sampler: Any, batch_size: int, 
     sizes = torch.tensor(graph.num_nodes), torch.tensor(graph.num_edges)
     of_one = int(steps.work(Neighbourhoods(graph, 2), graph.split("train"), *sizes))
     found = [steps.times([of_rank[2 + hop] for of_rank in counted], of_one) for hop in range(2)]
-    expected = works(sampler, batch_size, graph, partition, has_layers=has_layers)
+    expected = works(sampler, batch_size, has_layers=has_layers)
     assert found == pytest.approx(expected) and found[1] > 1
 
 
@@ -141,12 +139,10 @@ def chosen_by_work(rank: int, world_size: int) -> list[Any]:
 
 def test_a_fit_does_not_multiply_the_work() -> None:
     (found, lines), *others = run_ranks(chosen_by_work, PARTS)
-    graph, partition = cut_graph()
-    one, two = works(lgd.WholePartSampler(2), 1000, graph, partition, has_layers=True)
+    one, two = works(lgd.WholePartSampler(2), 1000, has_layers=True)
     assert 1.05 < one < 1.4 < two < 2
-    assert found == [lgd.Halo(1), lgd.Isolated(), lgd.Halo(2), lgd.Halo(2)] and all(
-        other[0] == found for other in others
-    )
+    assert found == [lgd.Halo(1), lgd.Isolated(), lgd.Halo(2), lgd.Halo(2)]
+    assert all(other[0] == found for other in others)
     assert f"and {one:.1f} times the work of one process" in lines[0] and f"and {two:.1f} times the work;" in lines[0]
     assert lines[1].endswith(auto.LOST) and "SuperNode" not in lines[0]
 
@@ -159,15 +155,13 @@ def bytes_of_parts(hops: int) -> int:
     return max(reader.read(0).graph.num_bytes for reader in readers)
 
 
-STRATEGIES: dict[str, Any] = {
-    "grappa": lambda: lgd.GrappaStrategy(**PATIENCE),
-    "local_sgd": lambda: lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE),
-}
+STRATEGIES = every_strategy(2)
 NEIGHBORS = {"sampler": lgd.NeighborSampler([4, 4])}
 
 
 REDEALT = {"holding": lgd.Holding(lgd.Redeal(6)), "partitioner": lgd.RandomPartitioner()}
 ROTATED = {"holding": lgd.Holding(lgd.Rotate()), "partitioner": lgd.RandomPartitioner()}
+# By the room: so many bytes more than the largest part takes with a halo of so many hops.
 CASES: list[tuple[tuple[int, int] | None, str, dict[str, Any], Boundary]] = [
     ((1, -1), "grappa", {}, lgd.Isolated()),
     ((2, 0), "local_sgd", {}, lgd.Halo(2)),
@@ -178,20 +172,14 @@ CASES: list[tuple[tuple[int, int] | None, str, dict[str, Any], Boundary]] = [
 ]
 
 
-def asked(bytes_of: tuple[int, int] | None) -> Any:
-    """So many bytes more than the largest part takes with a halo of so many hops."""
-    if bytes_of is None:
-        return "auto"
-    return lgd.Auto(bytes_of_parts(bytes_of[0]) + bytes_of[1])
-
-
 def chosen_by(rank: int, world_size: int) -> list[Any]:
     """What each fit has chosen, and its line in the log."""
     graph, partition = cut_graph()
     lines, found = hear(), []
     for bytes_of, strategy, options, _ in CASES:
         lines.clear()
-        data = data_of(graph, **({"partitioner": partition, "boundary": asked(bytes_of)} | options))
+        boundary = "auto" if bytes_of is None else lgd.Auto(bytes_of_parts(bytes_of[0]) + bytes_of[1])
+        data = data_of(graph, **({"partitioner": partition, "boundary": boundary} | options))
         quick(world_size, STRATEGIES[strategy]()).fit(model("SAGE", 2), data)
         said = [line for line in lines if line.startswith("boundary=")]
         found.append((data.boundary, said))
@@ -224,9 +212,7 @@ def resumed(rank: int, world_size: int, folder: Path) -> Any:
     graph, taken = graph_of(weighted_data()), []
     for epochs, room, path in ((1, 10**6, None), (2, 1, folder / "half.ckpt"), (1, 1, None)):
         data = data_of(graph, boundary=lgd.Auto(room))
-        running = trainer(
-            world_size, STRATEGIES["local_sgd"](), max_epochs=epochs, limit_val_batches=0, precision="64-true"
-        )
+        running = quick(world_size, STRATEGIES["local_sgd"](), epochs)
         running.fit(model("SAGE", 2), data, ckpt_path=path)
         running.save_checkpoint(folder / f"{'half' if room > 1 else 'other'}.ckpt")
         taken.append(data.boundary)
@@ -497,21 +483,17 @@ def test_strategies_that_exchange_gradients_refuse_such_seeds() -> None:
         assert "With GrappaStrategy they do not, and such nodes would count several times: leave seed_hops out" in said
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"seed_hops": 1}, r"seed_hops \(1\) must be below hops \(1\), .*Halo\(2, seed_hops=1\) has one hop more"),
-        ({"hops": 2, "seed_hops": 2}, r"Halo\(3, seed_hops=2\) has one hop more"),
-    ],
-)
-def test_hops_that_cannot_be_are_refused(wrong: dict[str, Any], message: str) -> None:
+USELESS: list[tuple[Any, str]] = [
+    (lambda: lgd.Halo(seed_hops=1), r"\(1\) must be below hops \(1\), .*Halo\(2, seed_hops=1\) has one hop more"),
+    (lambda: lgd.Halo(2, seed_hops=2), r"Halo\(3, seed_hops=2\) has one hop more"),
+    (lambda: parts(holding=lgd.Holding(lgd.Rotate())), "is for parts for good, .*: leave seed_hops out, or holding"),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), USELESS)
+def test_seeds_of_a_halo_that_cannot_be_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        lgd.Halo(**wrong)
-
-
-def test_parts_that_change_refuse_such_seeds() -> None:
-    with pytest.raises(ValueError, match=r"is for parts for good, without .* nodes: leave seed_hops out, or holding"):
-        parts(holding=lgd.Holding(lgd.Rotate()))
+        make()
 
 
 def test_one_process_has_no_halo() -> None:

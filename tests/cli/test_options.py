@@ -16,52 +16,60 @@ from lightning_gnn_dist.cli.train import run
 from lightning_gnn_dist.gone import GONE
 from tests.cli.conftest import EXAMPLES, Refused
 
+ODD = ("inf", "nan", "-1", "0", "1e300", "x")
+MISTAKES = [
+    (["inspect", "graph", "--parts", "x"], " inspect", "argument --parts: invalid positive value: 'x'"),
+    (["prepare"], " prepare", "the following arguments are required: source, out"),
+    (["nope"], "", "argument command: invalid choice: 'nope'"),
+]
+MISTAKES += [(["prepare", "a", "b", f"--memory={odd}"], " prepare", "argument --memory: ") for odd in ODD]
 
-@pytest.mark.parametrize(
-    ("words", "command", "said"),
-    [
-        (["inspect", "graph", "--parts", "x"], " inspect", "argument --parts: invalid positive value: 'x'"),
-        (["prepare"], " prepare", "the following arguments are required: source, out"),
-        (["nope"], "", "argument command: invalid choice: 'nope'"),
-    ],
-)
+
+@pytest.mark.parametrize(("words", "command", "said"), MISTAKES)
 def test_an_error_stands_without_the_usage(words: list[str], command: str, said: str, refused: Refused) -> None:
     error, way_out = refused(*words).splitlines()
     assert error.startswith(f"lightning-gnn-dist{command}: error: {said}")
     assert way_out == f"All options: lightning-gnn-dist{command} --help"
 
 
-@pytest.mark.parametrize(
-    ("words", "row"),
-    [
-        (["draw", "out"], "lightning-gnn-dist draw"),
-        (["inspect", "--forecast", "nodes=1"], "inspect --forecast"),
-        (["fit", "--draw=true"], "fit --draw"),
-        (["fit", "--config=configs/llcg.yaml", "--data.loading.fast=1"], "Loading.fast"),
-        (["fit", "--config=configs/llcg.yaml", "--trainer.strategy.weights=old"], "LLCGStrategy.weights='old'"),
-        (["fit", "--config=configs/llcg.yaml", "--trainer.strategy=lightning_gnn_dist.Old"], "Old"),
-    ],
-)
+LLCG = ["fit", "--config=configs/llcg.yaml"]
+ROWS = [
+    (["draw", "out"], "lightning-gnn-dist draw"),
+    (["inspect", "--forecast", "nodes=1"], "inspect --forecast"),
+    (["fit", "--draw=true"], "fit --draw"),
+    ([*LLCG, "--data.loading.fast=1"], "Loading.fast"),
+    ([*LLCG, "--trainer.strategy.weights=old"], "LLCGStrategy.weights='old'"),
+    ([*LLCG, "--trainer.strategy=lightning_gnn_dist.Old"], "Old"),
+]
+
+
+@pytest.mark.parametrize(("words", "row"), ROWS)
 def test_what_went_is_answered_by_its_row(words, row, refused, monkeypatch) -> None:
     monkeypatch.setitem(GONE, row, "write another")
     lines = refused(*words).splitlines()
     assert len(lines) <= 4 and sum(f"{row} went: write another." in line for line in lines) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "advice"),
-    [
-        (["--trainer.max_epohcs=2"], "Did you mean 'max_epochs'?"),
-        (["--trainer.strategy.correction_steps=2"], "write 'correction.steps'"),
-        (["--trainer.strategy.drift.deca=2"], "Did you mean 'decay'?"),
-        (["--data.partitioner=lightning_gnn_dist.MetisPartioner"], "Did you mean 'MetisPartitioner'?"),
-        (["--data.partitioner=MetisPartioner"], "Did you mean 'lightning_gnn_dist.MetisPartitioner'?"),
-        (["--model=nowhere.SAGE"], "There is no module 'nowhere'"),
-        (["--data.zzz=1"], "There is no 'zzz'. It takes graph, partitioner, "),
-    ],
-)
-def test_a_misspelt_name_meets_the_nearest_right_one(options: list[str], advice: str, refused: Refused) -> None:
-    assert advice in refused("fit", "--config=configs/llcg.yaml", *options).splitlines()[-1]
+SAID = {
+    "trainer.max_epohcs=2": "Did you mean 'max_epochs'?",
+    "trainer.strategy.correction_steps=2": "write 'correction.steps'",
+    "trainer.strategy.drift.deca=2": "Did you mean 'decay'?",
+    "data.partitioner=lightning_gnn_dist.MetisPartioner": "Did you mean 'MetisPartitioner'?",
+    "data.partitioner=MetisPartioner": "Did you mean 'lightning_gnn_dist.MetisPartitioner'?",
+    "model=nowhere.SAGE": "There is no module 'nowhere': it must be installed, or lie in",
+    "data.zzz=1": "There is no 'zzz'. It takes graph, partitioner, ",
+    "data.graph=nowhere": "error: nowhere is not a saved graph: there is no such folder.",
+    "trainer.strategy.correction.steps=-1": "error: trainer.strategy.correction.steps must be ",
+    "trainer.strategy.drift.towards=x": "strategy.drift.towards must be one of ['ranks', 'global'] or null, got",
+    "trainer.strategy.drift=ranks": "strategy.drift must be settings of towards, decay, anchor_steps or null, g",
+    "trainer.strategy.launch.timeout=x": "strategy.launch.timeout: Not of type timedelta: Expected a string wit",
+}
+
+
+@pytest.mark.parametrize("option", SAID)
+def test_what_is_misspelt_or_refused_is_said_in_one_line_with_the_nearest_right_name(option, refused) -> None:
+    last = refused(*LLCG, f"--{option}").splitlines()[-1]
+    assert last.startswith("error: ") and SAID[option] in last
 
 
 def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(tmp_path: Path, refused: Refused) -> None:
@@ -72,75 +80,45 @@ def test_a_misspelt_key_of_a_file_meets_the_nearest_right_one(tmp_path: Path, re
         assert f"Did you mean {right!r}?" in refused("fit", f"--config={tmp_path}/wrong.yaml")
 
 
-@pytest.mark.parametrize(
-    ("option", "reason"),
-    [
-        ("--data.graph=nowhere", "error: nowhere is not a saved graph: there is no such folder."),
-        ("--trainer.strategy.correction.steps=-1", "error: trainer.strategy.correction.steps must be "),
-        ("--trainer.strategy.drift.towards=x", "strategy.drift.towards must be one of ['ranks', 'global'] or null, g"),
-        ("--trainer.strategy.drift=ranks", "strategy.drift must be settings of towards, decay, anchor_steps or null"),
-        ("--trainer.strategy.launch.timeout=x", "strategy.launch.timeout: Not of type timedelta: Expected a string"),
-    ],
-)
-def test_what_is_refused_is_said_in_one_line(option: str, reason: str, refused: Refused) -> None:
-    last = refused("fit", "--config=configs/llcg.yaml", option).splitlines()[-1]
-    assert last.startswith("error: ") and reason in last
-
-
 # Advice from the complaint alone.
 
 
 NAMES = {"seed_everything", "data.graph", "data.batch_size", "data.bulk_size", "trainer.max_epochs", "model"}
 
 
-@pytest.mark.parametrize(
-    ("message", "advice"),
-    [
-        (
-            "- Problem with given class_path 'torch.optim.Adam':\n    Option 'wieght_decay' is not accepted",
-            "'weight_decay'?",
-        ),
-        ("unrecognized arguments: --data.grph=x -y", "Did you mean 'graph'?"),
-        ("Given value: {'class_pth': 'a.B', 'init_args': {}}", "Did you mean 'class_path'?"),
-    ],
-)
-def test_a_complaint_is_answered(message: str, advice: str) -> None:
-    assert advice in (hint(message, NAMES) or "")
+GIVEN = "- Problem with given class_path"
+ANSWERS = {
+    "Subcommand 'fit' does not accept option 'trainr.max_epochs'": "Did you mean 'trainer'?",
+    "unrecognized arguments: --data.grph=x -y": "Did you mean 'graph'?",
+    f"{GIVEN} 'torch.optim.Adam':\n    Option 'wieght_decay' is not accepted": "Did you mean 'weight_decay'?",
+    "Given value: {'class_pth': 'a.B', 'init_args': {}}": "Did you mean 'class_path'?",
+    "Expected a <class 'int'>. Got value: x": None,
+    f"{GIVEN} 'nowhere.B':\n    Option 'b' is not accepted": None,
+    "Given value: {'class_path': 'a.B', 'init_args': {}}": None,
+}
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
-        "Expected a <class 'int'>. Got value: x",
-        "- Problem with given class_path 'nowhere.B':\n    Option 'b' is not accepted",
-        "Given value: {'class_path': 'a.B', 'init_args': {}}",
-    ],
-)
-def test_other_complaints_are_left_alone(message: str) -> None:
-    assert hint(message, NAMES) is None
+@pytest.mark.parametrize("message", ANSWERS)
+def test_a_complaint_is_answered_or_left_alone(message: str) -> None:
+    answer, expected = hint(message, NAMES), ANSWERS[message]
+    assert answer is None if expected is None else expected in answer
 
 
-@pytest.mark.parametrize("name", ["auto", "ddp", "grappa", "lightning_gnn_dist.GrappaStrategy", None])
-def test_names_and_classes_of_strategies_are_known(name: str | None) -> None:
-    check_strategy(name)
+STRATEGIES = {
+    "grapa": "There is no 'grapa'. Did you mean 'grappa'?",
+    "GrappaStrategy": "A class is named with its module. Did you mean 'lightning_gnn_dist.GrappaStrategy'?",
+    "lightning_gnn_dist.GrapaStrategy": "Did you mean 'lightning_gnn_dist.GrappaStrategy'?",
+    "my.Own": "named by class_path, --trainer.strategy.class_path=my.Own, or in a file strategy: {class",
+}
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"),
-    [
-        ("grapa", "There is no 'grapa'. Did you mean 'grappa'?"),
-        ("GrappaStrategy", "A class is named with its module. Did you mean 'lightning_gnn_dist.GrappaStrategy'?"),
-        ("lightning_gnn_dist.GrapaStrategy", "Did you mean 'lightning_gnn_dist.GrappaStrategy'?"),
-        (
-            "my.Own",
-            "a class is named by class_path, --trainer.strategy.class_path=my.Own, or in a file strategy: {class",
-        ),
-    ],
-)
-def test_what_is_no_strategy_is_refused_with_what_is(name: str, advice: str) -> None:
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_is_no_strategy_is_refused_with_what_is(name: str) -> None:
     with pytest.raises(ValueError, match=r"^trainer\.strategy: ") as refused:
         check_strategy(name)
-    assert advice in str(refused.value)
+    assert STRATEGIES[name] in str(refused.value)
+    for known in ("auto", "ddp", "grappa", "lightning_gnn_dist.GrappaStrategy", None):
+        check_strategy(known)
 
 
 # What is wrong with a value of a configuration is said in one line that names where it stands.
@@ -178,35 +156,37 @@ def test_a_value_is_a_line_and_a_boundary_a_name(tmp_path: Path, monkeypatch: py
     assert (second.boundary, second.loading) == (Halo(bytes=1000), Loading())
 
 
-METIS = "lightning_gnn_dist.MetisPartitioner"
-
-
 def halo(**init_args: Any) -> dict[str, Any]:
     return {"boundary": {"class_path": "Halo", "init_args": init_args}}
 
 
-@pytest.mark.parametrize(
-    ("data", "options", "reason"),
-    [
-        ({"loading": {"bulk_size": 0}}, [], "data.loading.bulk_size must be an integer of at least 1, got 0."),
-        ({}, ["--data.loading.bulk_size=x"], "data.loading.bulk_size must be an integer, got x."),
-        ({}, ["--data.loading.bulksize=8"], "data.loading: There is no 'bulksize'. Did you mean 'bulk_size'?"),
-        ({"loading": 8}, [], "data.loading must be settings such as {name: value}, got 8."),
-        (halo(bytes="x"), [], "data.boundary.bytes must be an integer or null, got x."),
-        (halo(byte=2), [], "data.boundary: There is no 'byte'. Did you mean 'bytes'?"),
-        ({"boundary": {"hops": 5}}, [], "data.boundary: There is no 'hops'. It is an argument of "),
-        ({"holding": {"residency": {"chunks": 5}}}, [], "data.holding.residency: Fixed takes no 'chunks': name the cl"),
-        ({"evaluation": {"sampler": METIS}}, [], f"data.evaluation.sampler must be a Sampler or null, got {METIS}."),
-        ({}, ["--trainer.strategy=grapa"], "trainer.strategy: There is no 'grapa'. Did you mean 'grappa'?"),
-        ({}, ["--data.holding=Rotate"], "data.holding must be settings such as {name: value}, got Rotate."),
-        ({}, ["--data.boundary=halo"], "data.boundary: A class is named with its module. Did you mean 'lightning_gnn_"),
-        ({"boundary": "deepest"}, [], "data.boundary must be a Boundary or one of ['auto'], got deepest."),
-        ({"evaluation": {"sampler": [5]}}, [], "data.evaluation.sampler must be an object, by its class or null, got "),
-    ],
-)
-def test_what_is_wrong_in_a_value_is_said_in_one_line_with_its_path(data, options, reason, tmp_path, capsys) -> None:
+def of_residency(**value: Any) -> dict[str, Any]:
+    return {"holding": {"residency": value}}
+
+
+METIS = "lightning_gnn_dist.MetisPartitioner"
+WRONG: list[tuple[dict[str, Any] | str, str]] = [
+    ({"loading": {"bulk_size": 0}}, "data.loading.bulk_size must be an integer of at least 1, got 0."),
+    ("data.loading.bulk_size=x", "data.loading.bulk_size must be an integer, got x."),
+    ("data.loading.bulksize=8", "data.loading: There is no 'bulksize'. Did you mean 'bulk_size'?"),
+    ({"loading": 8}, "data.loading must be settings such as {name: value}, got 8."),
+    (halo(bytes="x"), "data.boundary.bytes must be an integer or null, got x."),
+    (halo(byte=2), "data.boundary: There is no 'byte'. Did you mean 'bytes'?"),
+    ({"boundary": {"hops": 5}}, "data.boundary: There is no 'hops'. It is an argument of "),
+    (of_residency(chunks=5), "data.holding.residency: Fixed takes no 'chunks': name the class"),
+    ({"evaluation": {"sampler": METIS}}, f"data.evaluation.sampler must be a Sampler or null, got {METIS}."),
+    ("trainer.strategy=grapa", "trainer.strategy: There is no 'grapa'. Did you mean 'grappa'?"),
+    ("data.holding=Rotate", "data.holding must be settings such as {name: value}, got Rotate."),
+    ("data.boundary=halo", "data.boundary: A class is named with its module. Did you mean 'lightning_gnn_"),
+    ({"boundary": "deepest"}, "data.boundary must be a Boundary or one of ['auto'], got deepest."),
+    ({"evaluation": {"sampler": [5]}}, "data.evaluation.sampler must be an object, by its class or null, got "),
+]
+
+
+@pytest.mark.parametrize(("wrong", "reason"), WRONG)
+def test_what_is_wrong_in_a_value_is_said_in_one_line_with_its_path(wrong, reason, tmp_path, capsys) -> None:
     with pytest.raises(SystemExit):
-        start(data, tmp_path, *options)
+        start(wrong, tmp_path) if isinstance(wrong, dict) else start({}, tmp_path, f"--{wrong}")
     before, _, error = capsys.readouterr().err.partition("\nerror: ")
     assert error.startswith(reason) and error.count("\n") == 1
     assert "usage:" not in before and before.endswith("--help")
@@ -303,12 +283,9 @@ def test_shipped_configurations_pass(path: Path) -> None:
     check_files(["--config", str(path), "--trainer.max_epochs=2"])
 
 
-def test_a_few_aliases_are_fine(tmp_path: Path) -> None:
+def test_files_with_aliases_pass_and_those_for_other_options_are_looked_at_too(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("data: &d {batch_size: 2}\nmodel: {<<: *d, size: 3}\ntrainer: {x: [1, 2]}\n")
     check_files([f"--config={tmp_path}/config.yaml"])
-
-
-def test_files_for_other_options_are_looked_at_too(tmp_path: Path) -> None:
     (tmp_path / "model.yaml").write_bytes(b"\xff")
     with pytest.raises(ValueError, match="not in UTF-8"):
         check_files(["--model", f"{tmp_path}/model.yaml"])
@@ -318,11 +295,6 @@ def test_files_for_other_options_are_looked_at_too(tmp_path: Path) -> None:
 def test_a_configuration_must_be_a_file(path: str) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match="--config must be a"):
         check_files([f"--config={path}"])
-
-
-@pytest.mark.parametrize("number", ["inf", "nan", "-1", "0", "1e300", "x"])
-def test_an_amount_of_memory_is_a_number(number: str, refused: Refused) -> None:
-    assert "argument --memory: " in refused("prepare", "source", "out", f"--memory={number}").splitlines()[0]
 
 
 def test_a_demo_of_too_few_nodes_is_refused_in_one_line(refused: Refused) -> None:

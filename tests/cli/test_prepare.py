@@ -4,7 +4,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch_geometric.data import Data
@@ -103,18 +102,12 @@ def test_a_graph_alone(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert said.startswith("2,000 nodes, ") and "parts" not in said
 
 
-def test_a_typed_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_typed_graph_and_its_parts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lgd.citations(600).save(tmp_path / "graph")
-    main(["inspect", str(tmp_path / "graph")])
-    assert "author writes paper" in capsys.readouterr().out
-    main(["inspect", "--check", str(tmp_path / "graph")])
-    assert "all arrays are what was saved" in capsys.readouterr().out
-
-
-def test_parts_of_a_typed_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lgd.citations(600).save(tmp_path / "graph")
-    main(["inspect", str(tmp_path / "graph"), "--parts", "2", "--partitioner", "metis"])
+    for more in (["--check"], ["--parts", "2", "--partitioner", "metis"]):
+        main(["inspect", str(tmp_path / "graph"), *more])
     said = capsys.readouterr().out
+    assert "author writes paper" in said and "all arrays are what was saved" in said
     assert "RAM for a part: " in said and "with Halo(1), " in said and "seed_hops" not in said
     assert "The parts hold different labels" in said and "GrappaStrategy()" in said
     assert "fan-out" not in said and "NeighborSampler" not in said  # which is one for each edge type
@@ -164,20 +157,12 @@ def test_all_files_are_compared_with_what_was_saved(graph: str, capsys: pytest.C
 # What `prepare` compiles before the first training.
 
 
-def files(folder: Path) -> Path:
-    folder.mkdir()
-    np.save(folder / "edge_index.npy", np.array([[0, 1, 2], [1, 2, 0]]))
-    np.save(folder / "y.npy", np.array([0, 1, 0]))
-    return folder
-
-
-def test_prepare_compiles_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_compiles_once(edges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Path] = []
     monkeypatch.setattr(prepare, "compile_for", made.append)
-    source = files(tmp_path / "arrays")
     for number, is_there in enumerate([False, True]):
         monkeypatch.setattr(prepare, "is_compiled", lambda is_there=is_there: is_there)
-        main(["prepare", str(source), str(tmp_path / f"graph{number}")])
+        main(["prepare", str(edges), str(tmp_path / f"graph{number}")])
     assert made == [tmp_path / "graph0"]
 
 
@@ -199,20 +184,15 @@ def test_a_graph_that_gives_no_batch_is_prepared_all_the_same(tmp_path, capsys) 
 # The demo, run as a user runs it: as a command that starts its own processes.
 
 
-def run(*command: str, cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.slow
 def test_the_demo_prints_the_reports_and_the_table(tmp_path: Path) -> None:
-    sizes = ("--nodes", "2000", "--rounds", "3", "--steps", "4")
-    output = run(fast_python(), "-m", "lightning_gnn_dist", "demo", *sizes, cwd=tmp_path)
+    command = [fast_python(), "-m", "lightning_gnn_dist", "demo", "--nodes", "2000", "--rounds", "3", "--steps", "4"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == 0, done.stderr
+    output = done.stdout
     assert "2 parts:" in output and "worst label skew" in output
-    rows = re.findall(
-        r"^(one process|Grappa|local SGD|LLCG).*?(0\.\d{3})\s+([\d.]+) MB\s+([\d.]+)$", output, re.MULTILINE
-    )
+    row = r"^(one process|Grappa|local SGD|LLCG).*?(0\.\d{3})\s+([\d.]+) MB\s+([\d.]+)$"
+    rows = re.findall(row, output, re.MULTILINE)
     assert len(rows) == 6
     assert float(rows[0][2]) == 0.0 and all(float(sent) > 0 for _, _, sent, _ in rows[1:])
     assert not list(tmp_path.iterdir())  # it leaves nothing behind

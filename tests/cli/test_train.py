@@ -29,11 +29,8 @@ from tests.ranks import run_ranks
 
 OF_EXTENSIONS = {"links.yaml", "recommending.yaml", "relational.yaml", "whole_graph.yaml"}  # tried by their tests
 CONFIGS = sorted({path.name for path in (EXAMPLES / "configs").glob("*.yaml")} - OF_EXTENSIONS)
-SMALL = [
-    "--data.graph.init_args.num_nodes=2000",
-    "--trainer.enable_progress_bar=false",
-    "--trainer.log_every_n_steps=1",
-]
+SMALL = ["--data.graph.init_args.num_nodes=2000", "--trainer.enable_progress_bar=false"]
+SMALL += ["--trainer.log_every_n_steps=1"]
 
 
 def command(rank: int, world_size: int, *arguments: str) -> None:
@@ -112,19 +109,22 @@ def parsed(data: dict[str, Any] | None = None, **trainer: Any) -> Any:
     return parser().instantiate(parser().parse_args([f"--config={json.dumps(config)}"]))
 
 
-def test_samplers_and_numbers_can_be_written() -> None:
-    data = parsed(
-        {
-            "sampler": init("WholePartSampler", num_hops=2),
-            "global_batching": {"sampler": init("NeighborSampler", num_neighbors=[-1, 5])},
-            "boundary": "lightning_gnn_dist.Fetch",
-            "evaluation": {"batch_size": 7},
-            "holding": {"cache_dir": "there"},
-        }
-    ).data
-    assert data.sampler == lgd.WholePartSampler(2)
+def test_settings_of_data_can_be_written() -> None:
+    written = {
+        "sampler": init("WholePartSampler", num_hops=2),
+        "global_batching": {"sampler": init("NeighborSampler", num_neighbors=[-1, 5])},
+        "boundary": "Halo",
+        "evaluation": {"batch_size": 7},
+        "holding": {"cache_dir": "there", "residency": init("Redeal", num_supernodes=40)},
+        "coverage": init("Coverage", level="batch", shrinkage=1.0),
+    }
+    data = parsed(written).data
+    assert data.sampler == lgd.WholePartSampler(2) and data.coverage == lgd.Coverage("batch", shrinkage=1.0)
     assert data.global_batching == lgd.GlobalBatching(None, lgd.NeighborSampler([-1, 5]))
-    assert (data.boundary, data.evaluation, str(data.holding.cache_dir)) == (lgd.Fetch(), lgd.Evaluation(7), "there")
+    assert (data.boundary, data.evaluation) == (lgd.Halo(), lgd.Evaluation(7))
+    assert data.holding == lgd.Holding(lgd.Redeal(40), cache_dir="there")
+    other = parsed({"coverage": None, "boundary": "lightning_gnn_dist.Fetch"}).data
+    assert other.coverage is None and other.boundary == lgd.Fetch()
 
 
 def test_a_graph_is_a_path_or_made_to_order(tmp_path: Path) -> None:
@@ -164,24 +164,11 @@ def test_a_share_of_steps_stays_a_share(steps: int | float) -> None:
 
 
 def test_the_papers_method_can_be_written() -> None:
-    strategy = parsed(strategy=init("LLCGStrategy.as_published")).trainer.strategy
-    assert strategy.correction == lgd.Correction.as_published()
-    assert strategy.drift is strategy.outer is None and strategy.weights == "uniform"
     written = yaml.safe_load((EXAMPLES / "configs" / "llcg_paper.yaml").read_text())["trainer"]["strategy"]
-    strategy = parsed(strategy=written).trainer.strategy
-    assert strategy.correction == lgd.Correction.as_published(way="rank0")
-    assert strategy.drift is strategy.outer is None and strategy.weights == "uniform"
-
-
-def test_residency_and_coverage_can_be_written() -> None:
-    coverage = init("Coverage", level="batch", shrinkage=1.0)
-    holding = {"residency": init("Redeal", num_supernodes=40)}
-    data = parsed({"holding": holding, "coverage": coverage, "boundary": "Halo"}).data
-    assert (data.holding, data.boundary) == (lgd.Holding(lgd.Redeal(40)), lgd.Halo())
-    assert data.coverage == lgd.Coverage("batch", shrinkage=1.0)
-    assert parsed({"coverage": None}).data.coverage is None
-    strategy = parsed(strategy=init("GrappaStrategy", weights="nodes", launch={"timeout": "0:01:30"})).trainer.strategy
-    assert isinstance(strategy, lgd.GrappaStrategy) and strategy._timeout == timedelta(seconds=90)
+    for strategy, way in ((init("LLCGStrategy.as_published"), {}), (written, {"way": "rank0"})):
+        made = parsed(strategy=strategy).trainer.strategy
+        assert made.correction == lgd.Correction.as_published(**way)
+        assert made.drift is made.outer is None and made.weights == "uniform"
 
 
 def test_what_others_refuse_keeps_its_traceback(tmp_path, monkeypatch, run_here) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batches import THREAD_NAME
 from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.homes.run import warn_of_slow_bfloat16
-from lightning_gnn_dist.sampling.base import Sampler
 from tests.data_fitting import fit_with, full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE, plain_ddp
 from tests.placing import most_seeds, placed
@@ -26,9 +24,7 @@ from tests.strategies.fitting import State, differs, state_of
 # Training.
 
 
-def train(
-    rank: int, world_size: int, graph: lgd.Graph | str, options: dict[str, Any]
-) -> tuple[list[Tensor], list[int]]:
+def train(rank: int, world_size: int, graph: lgd.Graph, options: dict[str, Any]) -> tuple[list[Tensor], list[int]]:
     data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([4, 4]), boundary=lgd.Isolated(), **options)
     module = model()
     trainer(world_size, lgd.LocalSGDStrategy(**PATIENCE)).fit(module, data)
@@ -83,13 +79,9 @@ def test_narrow_features_on_disk_train_as_float32(tmp_path: Path, form: str) -> 
     module = model()
     fit = trainer(1, max_epochs=1)
     fit.fit(module, data)
-    assert next(iter(data.correction_batches(0))).x.dtype == torch.float32
     (logits,) = [logits for _, logits in fit.predict(module, data)]
     graph.node_arrays["x"] = next(iter(data.predict_dataloader())).x
     assert torch.allclose(logits, full_graph_logits(module, graph), atol=1e-4)
-    narrow = lgd.PartitionedDataModule(tmp_path / "graph", batch_size=30, loading=lgd.Loading(widen=False))
-    assert next(iter(narrow.train_dataloader())).x.dtype == getattr(torch, form)
-    assert next(iter(narrow.correction_batches(0))).x.dtype == getattr(torch, form)
 
 
 def test_overfitting_shows_the_same_batches_in_every_epoch() -> None:
@@ -138,13 +130,9 @@ class Stopped(SAGE):
 
 def threads_after(rank: int, world_size: int, error: type[BaseException]) -> tuple[str, list[str]]:
     before = threading.enumerate()  # of data modules that no test holds any more, and nobody has collected
-    data = lgd.PartitionedDataModule(
-        small_graph(),
-        partitioner=lgd.RandomPartitioner(),
-        holding=lgd.Holding(lgd.Rotate()),
-        batch_size=4,
-        loading=lgd.Loading(num_threads=2),
-    )
+    holding, loading = lgd.Holding(lgd.Rotate()), lgd.Loading(num_threads=2)
+    cut: dict[str, Any] = {"partitioner": lgd.RandomPartitioner(), "holding": holding}
+    data = lgd.PartitionedDataModule(small_graph(), **cut, batch_size=4, loading=loading)
     module = Stopped(12, 4)
     module.error = error
     strategy = lgd.LocalSGDStrategy(lgd.EverySteps(100), **PATIENCE) if world_size > 1 else "auto"
@@ -184,40 +172,35 @@ def test_it_can_be_printed_while_loaders_are_open() -> None:
 # Evaluation.
 
 
-def evaluate(rank: int, world_size: int, graph: lgd.Graph, options: dict[str, Any]) -> tuple[Any, ...]:
-    data = lgd.PartitionedDataModule(graph, **({"evaluation": lgd.Evaluation(batch_size=50)} | options))
-    module = model()
-    strategy = lgd.LocalSGDStrategy(**PATIENCE) if world_size > 1 else "auto"
-    run = trainer(world_size, strategy)
-    validated = run.validate(module, data, verbose=False)[0]
-    seen = torch.cat([nodes for nodes, _ in module.evaluated])
-    logits = torch.cat([output for _, output in module.evaluated])
-    module.evaluated.clear()
-    tested = run.test(module, data, verbose=False)[0]
-    return validated, tested, seen, logits, torch.cat([nodes for nodes, _ in module.evaluated])
+def evaluate(rank: int, world_size: int, graph: lgd.Graph, sampler: Any) -> list[Any]:
+    """What a rank validates, tests and predicts: metrics, ids and rows."""
+    data = lgd.PartitionedDataModule(graph, evaluation=lgd.Evaluation(batch_size=50), sampler=sampler)
+    run = trainer(world_size, lgd.LocalSGDStrategy(**PATIENCE) if world_size > 1 else "auto")
+    found: list[Any] = []
+    for judge in (run.validate, run.test):
+        module = model()
+        (metrics,) = judge(module, data, verbose=False)
+        found.append((metrics, *map(torch.cat, zip(*module.evaluated, strict=True))))
+    return [*found, ({}, *map(torch.cat, zip(*run.predict(module, data), strict=True)))]
 
 
 @pytest.mark.parametrize(
     ("world_size", "sampler"),
     [(1, lgd.WholePartSampler(2)), (3, lgd.NeighborSampler([3, 3])), (3, lgd.WholePartSampler(2))],
 )
-def test_evaluation_is_full_graph_inference(world_size: int, sampler: Any) -> None:
+def test_evaluation_and_predictions_are_full_graph_inference(world_size: int, sampler: Any) -> None:
     graph = small_graph()
-    expected = full_graph_logits(model(), graph)
-    results = run_ranks(evaluate, world_size, graph, {"sampler": sampler})
-    val, test = graph.split("val"), graph.split("test")
-    seen = torch.cat([nodes for _, _, nodes, _, _ in results])
-    assert sorted(seen.tolist()) == val.tolist()
-    logits = torch.cat([output for _, _, _, output, _ in results])
-    assert (logits - expected[seen]).abs().max() < 1e-5
-    assert sorted(torch.cat([nodes for *_, nodes in results]).tolist()) == test.tolist()
-    y = graph.node_arrays["y"]
-    for validated, tested, *_ in results:
-        for metrics, nodes in ((validated, val), (tested, test)):
-            accuracy = (expected[nodes].argmax(1) == y[nodes]).float().mean()
-            loss = torch.nn.functional.cross_entropy(expected[nodes], y[nodes])
-            assert metrics["accuracy"] == pytest.approx(float(accuracy), abs=1e-6)
-            assert metrics["loss"] == pytest.approx(float(loss), abs=1e-5)
+    expected, y = full_graph_logits(model(), graph), graph.node_arrays["y"]
+    of_ranks = run_ranks(evaluate, world_size, graph, sampler)
+    splits = graph.split("val"), graph.split("test"), torch.arange(600)
+    for nodes, found in zip(splits, zip(*of_ranks, strict=True), strict=True):
+        seen, logits = (torch.cat([rank[piece] for rank in found]) for piece in (1, 2))
+        assert seen.sort().values.equal(nodes) and (logits - expected[seen]).abs().max() < 1e-5
+        accuracy = float((expected[nodes].argmax(1) == y[nodes]).float().mean())
+        loss = float(torch.nn.functional.cross_entropy(expected[nodes], y[nodes]))
+        for metrics, *_ in found[: 0 if nodes is splits[2] else None]:
+            assert metrics == pytest.approx({"accuracy": accuracy, "loss": loss}, abs=1e-5)
+    assert seen.equal(splits[2])  # predictions are in order
 
 
 @pytest.mark.parametrize("limits", [{"limit_test_batches": 0.5}, {"limit_test_batches": 3}, {"fast_dev_run": True}])
@@ -233,25 +216,7 @@ def test_a_limit_counts_batches_of_the_training_size(limits: dict[str, Any]) -> 
     assert len(module.evaluated) == 1  # all of it at once
 
 
-def predict(rank: int, world_size: int) -> list[tuple[Tensor, Tensor]]:
-    data = lgd.PartitionedDataModule(small_graph(), evaluation=lgd.Evaluation(batch_size=100))
-    return trainer(world_size, lgd.LocalSGDStrategy(**PATIENCE)).predict(model(), data) or []
-
-
-def test_prediction_covers_all_nodes_in_order() -> None:
-    outputs = [pair for rank in run_ranks(predict, 2) for pair in rank]
-    assert torch.cat([nodes for nodes, _ in outputs]).tolist() == list(range(600))
-    assert (torch.cat([y for _, y in outputs]) - full_graph_logits(model(), small_graph())).abs().max() < 1e-5
-
-
 # Refusals.
-
-
-def test_no_training_node_at_all_is_said() -> None:
-    graph = small_graph()
-    graph.node_arrays["train_mask"].zero_()
-    with pytest.raises(ValueError, match="train_mask marks no node"):
-        lgd.PartitionedDataModule(graph).train_dataloader()
 
 
 OTHERS = (torch.arange(600) % 2).int()
@@ -292,9 +257,8 @@ def redealt(rank: int, world_size: int, options: dict[str, Any]) -> int:
     graph = small_graph()
     chunks = lgd.Partition((torch.arange(600) // 75).int(), 8)
     graph.node_arrays["train_mask"] = (torch.arange(600) < 300) & (torch.arange(600) % 15 == 0)
-    data = lgd.PartitionedDataModule(
-        graph, partitioner=chunks, holding=lgd.Holding(lgd.Redeal(8), every=1), batch_size=4
-    )
+    holding = lgd.Holding(lgd.Redeal(8), every=1)
+    data = lgd.PartitionedDataModule(graph, partitioner=chunks, holding=holding, batch_size=4)
     ours = trainer(world_size, lgd.GrappaStrategy(**PATIENCE), limit_val_batches=0, **options)
     module = model()
     warnings.filterwarnings("ignore", "You defined a `validation_step`")
@@ -324,17 +288,19 @@ def test_the_length_of_a_super_epoch_survives_in_a_checkpoint() -> None:
     assert chosen._home.every() == 2
 
 
-def test_a_graph_without_the_split_says_so() -> None:
+def test_a_graph_without_training_nodes_or_the_split_says_so() -> None:
     graph = small_graph()
     del graph.node_arrays["val_mask"]
     with pytest.raises(ValueError, match=r"The graph has no val_mask \(it has: \['test_mask', 'train_mask'\]\)"):
         trainer(1).validate(model(), lgd.PartitionedDataModule(graph), verbose=False)
+    graph.node_arrays["train_mask"].zero_()
+    with pytest.raises(ValueError, match="train_mask marks no node"):
+        lgd.PartitionedDataModule(graph).train_dataloader()
 
 
 def test_the_ranks_own_what_their_parts_learn_from() -> None:
-    data = lgd.PartitionedDataModule(
-        lgd.communities(300, 4), holding=lgd.Holding(lgd.Redeal(10)), boundary=lgd.Isolated()
-    )
+    holding = lgd.Holding(lgd.Redeal(10))
+    data = lgd.PartitionedDataModule(lgd.communities(300, 4), holding=holding, boundary=lgd.Isolated())
     ranks = data.parts_of_ranks(3)
     for rank in range(3):
         assert ranks.nodes(rank).tolist() == data.part(rank, 3).node_arrays["n_id"].sort().values.tolist()
@@ -345,10 +311,8 @@ def test_a_batch_size_above_the_training_nodes_is_told(size: int, lines: int, mo
     told: list[str] = []
     monkeypatch.setattr("lightning_gnn_dist.data.datamodule.rank_zero_info", told.append)
     trainer(1, limit_val_batches=0).fit(model(), lgd.PartitionedDataModule(small_graph(), batch_size=size))
-    assert len(told) == lines
-    assert all(
-        line.startswith("batch_size=10000 is above a rank's ") and "a pass is one batch" in line for line in told
-    )
+    assert len(told) == lines and all("a pass is one batch" in line for line in told)
+    assert all(line.startswith("batch_size=10000 is above a rank's ") for line in told)
 
 
 # With a precision that ends in "-true" batches come in the type that the model computes in, and its layers run.
@@ -357,57 +321,17 @@ def test_a_batch_size_above_the_training_nodes_is_told(size: int, lines: int, mo
 GRAPH = lgd.communities(300, 3, num_features=8)
 
 
-class Watched(SAGE):
-    """Says what types its batches have."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(8, 3, **options)
-        self.types: set[torch.dtype] = set()
-
-    def forward(self, batch: Any) -> Tensor:
-        adj = batch.blocks[0].adj
-        self.types |= {batch.x.dtype, batch.edge_weight.dtype, adj.dtype, batch.blocks[-1].weighted_adj.dtype}
-        assert batch.y.dtype == torch.int64
-        return super().forward(batch)
-
-
-def trained(
-    precision: Any, sampler: Sampler, *, dtype: torch.dtype = torch.float32, blocks: bool = True, widen: Any = "auto"
-) -> Watched:
-    weights = {"edge_weight": torch.ones(GRAPH.num_edges)}
-    x = GRAPH.node_arrays["x"].to(dtype)
-    graph = lgd.Graph(GRAPH.indptr, GRAPH.indices, {**GRAPH.node_arrays, "x": x}, weights)
-    data = lgd.PartitionedDataModule(graph, sampler=sampler, batch_size=50, loading=lgd.Loading(widen=widen))
-    pl.seed_everything(0, verbose=False)
-    model = Watched(blocks=blocks)
-    fit = trainer(1, precision=precision)
-    fit.fit(model, data)
-    fit.predict(model, data)
-    with fit.precision_plugin.forward_context():
-        for batch in data.correction_batches(0, stop=1):
-            model(batch)
-    return model
-
-
-@pytest.mark.parametrize("sampler", [lgd.NeighborSampler([4, 3]), lgd.WholePartSampler(2)], ids=repr)
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("32-true", torch.float32), ("64-true", torch.float64), ("bf16-true", torch.bfloat16)]
-)
-def test_batches_have_the_type_of_the_precision(precision: str, dtype: torch.dtype, sampler: Sampler) -> None:
-    assert trained(precision, sampler, blocks=dtype != torch.bfloat16).types == {dtype}
-
-
 NARROW = {"bf16": torch.bfloat16, "16": torch.float16}
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("precision", ["32-true", "64-true", "bf16-mixed", "bf16-true", "16-true"])
 @pytest.mark.parametrize("widen", ["auto", True, False])
-def test_what_a_step_computes_in_is_not_widened(precision: Any, widen: Any, stored: torch.dtype) -> None:
+@pytest.mark.parametrize("sampler", [lgd.NeighborSampler([4, 3]), lgd.WholePartSampler(2)], ids=repr)
+def test_what_a_step_computes_in_is_not_widened(precision: Any, widen: Any, stored: torch.dtype, sampler: Any) -> None:
     graph = stored_as(stored)
-    data = lgd.PartitionedDataModule(
-        graph, sampler=lgd.NeighborSampler([4, 3]), batch_size=50, loading=lgd.Loading(widen=widen)
-    )
+    graph.edge_arrays["edge_weight"] = torch.ones(graph.num_edges)
+    data = lgd.PartitionedDataModule(graph, sampler=sampler, batch_size=50, loading=lgd.Loading(widen=widen))
     data.trainer = trainer(1, precision=precision)
     of_step = NARROW.get(precision.split("-")[0])
     stays = widen is False or (widen == "auto" and stored == of_step)
@@ -417,6 +341,8 @@ def test_what_a_step_computes_in_is_not_widened(precision: Any, widen: Any, stor
         batch = next(iter(loader))
         assert batch.x.dtype == of_model or (stored if stays else torch.float32)
         assert batch.blocks[0].adj.dtype == batch.x.dtype
+        assert batch.blocks[-1].weighted_adj.dtype == batch.x.dtype
+        assert batch.edge_weight.dtype == (of_model or torch.float32)
         assert batch.x.equal(graph.node_arrays["x"][batch.n_id].to(batch.x.dtype))
         assert batch.target.dtype == batch.x.dtype
         quantized = batch.bytes.dtype, "bytes_scale" in batch
@@ -433,12 +359,22 @@ def stored_as(dtype: torch.dtype) -> lgd.Graph:
     return lgd.Graph(GRAPH.indptr, GRAPH.indices, arrays)
 
 
+def trained(precision: Any, widen: Any = "auto", **options: Any) -> SAGE:
+    arrays = GRAPH.node_arrays | {"x": GRAPH.node_arrays["x"].bfloat16()}
+    graph = lgd.Graph(GRAPH.indptr, GRAPH.indices, arrays)
+    sampler, loading = lgd.NeighborSampler([4, 3]), lgd.Loading(widen=widen)
+    torch.manual_seed(0)
+    module = SAGE(8, 3, **options)
+    data = lgd.PartitionedDataModule(graph, sampler=sampler, batch_size=50, loading=loading)
+    trainer(1, precision=precision).fit(module, data)
+    return module
+
+
 def test_kept_features_train_like_widened_ones_in_mixed_precision() -> None:
-    options: dict[str, Any] = {"dtype": torch.bfloat16}
-    kept, widened = (trained("bf16-mixed", lgd.NeighborSampler([4, 3]), widen=w, **options) for w in ("auto", True))
-    assert kept.types == {torch.bfloat16, torch.float32} and widened.types == {torch.float32}  # weights of edges
+    kept, widened = (trained("bf16-mixed", widen=widen) for widen in ("auto", True))
     for one, other in zip(kept.parameters(), widened.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0.02)
+    assert all(weight.isfinite().all() for weight in trained("bf16-true", blocks=False).parameters())
 
 
 def test_a_processor_without_bfloat16_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -467,4 +403,4 @@ def test_a_processor_without_bfloat16_is_told_of(monkeypatch: pytest.MonkeyPatch
 def test_a_fit_tells_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llvmlite.binding.get_host_cpu_features", lambda: {"avx2": True})
     with pytest.warns(UserWarning, match='Use precision="32-true", and keep the features alone in bfloat16'):
-        trained("bf16-mixed", lgd.NeighborSampler([4, 3]))
+        trained("bf16-mixed")

@@ -24,17 +24,13 @@ def test_every_chunk_is_own_on_one_rank(residency: Residency, world_size: int) -
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
-def test_the_variable_chunk_visits_every_other_chunk_once_a_sweep(world_size: int) -> None:
-    for rank in range(world_size):
-        visited = [lgd.Rotate().held(s, rank, world_size, 0).others for s in range(lgd.Rotate().sweep(world_size))]
-        assert sorted(visited) == [(chunk,) for chunk in range(world_size) if chunk != rank]
-
-
-@pytest.mark.parametrize("world_size", [2, 3, 8])
-def test_no_chunk_is_variable_on_two_ranks(world_size: int) -> None:
-    for super_epoch in range(10):
-        others = [lgd.Rotate().held(super_epoch, rank, world_size, 0).others for rank in range(world_size)]
-        assert sorted(others) == [(chunk,) for chunk in range(world_size)]
+def test_the_variable_chunk_is_on_one_rank_and_visits_every_other_one_once_a_sweep(world_size: int) -> None:
+    ranks, sweep = range(world_size), lgd.Rotate().sweep(world_size)
+    held = [[lgd.Rotate().held(s, rank, world_size, 0).others for s in range(sweep)] for rank in ranks]
+    for rank, visited in enumerate(held):
+        assert sorted(visited) == [(chunk,) for chunk in ranks if chunk != rank]
+    for others in zip(*held, strict=True):
+        assert sorted(others) == [(chunk,) for chunk in ranks]
 
 
 @dataclass(frozen=True)
@@ -76,12 +72,9 @@ def test_by_default_a_sweep_fits_the_run(max_epochs: Any, sweep: int, period: in
     assert default_period(max_epochs, sweep) == period
 
 
-def test_too_few_super_nodes_are_refused() -> None:
+def test_what_cannot_be_dealt_is_refused() -> None:
     with pytest.raises(ValueError, match=r"num_supernodes \(3\) must be at least the number of ranks \(4\)"):
         lgd.Redeal(3).num_chunks(4)
-
-
-def test_parts_that_never_change_have_no_period() -> None:
     with pytest.raises(ValueError, match=r"every=2 says how often parts change, and with Fixed\(\) they never do"):
         lgd.Holding(every=2)
 
@@ -221,9 +214,8 @@ def test_nearer_hops_come_first_within_the_bytes() -> None:
 def test_a_node_asks_for_no_more_leaves_than_it_may() -> None:
     graph = weighted_graph()
     own = reader(graph, lgd.Fixed()).plan.nodes_of((1,))
-    few, all_of_them = (
-        reader(graph, lgd.Fixed(), boundary=lgd.Halo(neighbors=limit)).read(0).graph for limit in (1, 10**6)
-    )
+    halos = lgd.Halo(neighbors=1), lgd.Halo(neighbors=10**6)
+    few, all_of_them = (reader(graph, lgd.Fixed(), boundary=halo).read(0).graph for halo in halos)
     assert own.numel() < few.num_nodes < all_of_them.num_nodes
     assert few.num_nodes <= 2 * own.numel()
     assert all_of_them.num_nodes == own.numel() + graph.halo(own).numel()

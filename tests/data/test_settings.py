@@ -7,13 +7,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from torch_geometric.data import Data
 from torch_geometric.utils import coalesce
@@ -21,14 +19,13 @@ from torch_geometric.utils import coalesce
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batch import SampledData
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.sampling.base import Sampler
 from tests.batch_contents import contents, is_same
 from tests.data_fitting import model, small_graph, trainer
 from tests.every_strategy import PATIENCE
-from tests.placing import batches_of
+from tests.placing import batches_of, placed
 from tests.ranks import run_ranks
 from tests.sage import SAGE
-from tests.samplers import SAMPLERS, graph_for_all
+from tests.samplers import SAMPLERS
 from tests.typed_sage import typed_graph_of_papers
 
 SOME = lgd.Evaluation(batch_size=50, sampler=lgd.NeighborSampler([2, 3]))
@@ -130,40 +127,32 @@ def fit_of(rank: int, world_size: int, given: list[int] | None) -> tuple[int, st
 # Coverage against its definition, written out node by node.
 
 
-NAN = float("nan")
-
-
-def by_definition(part: lgd.Graph, degrees: list[int], kappa: float, prior: float) -> list[float]:
-    pairs = zip(part.degrees().tolist(), degrees, strict=True)
-    return [(here + kappa * prior) / (all_of + kappa) if all_of else 1.0 for here, all_of in pairs]
+def half_of_a_graph() -> tuple[lgd.Graph, Tensor]:
+    """Each second node, with the degrees that they have in the whole graph."""
+    graph, nodes = lgd.communities(300, 3, num_features=4, seed=1), torch.arange(0, 300, 2)
+    return graph.induced(nodes), graph.degrees()[nodes]
 
 
 @pytest.mark.parametrize(("kappa", "prior"), [(0.0, 0.0), (1.0, 0.0), (2.5, 0.4)])
 def test_coverage_is_the_share_of_the_neighbourhood_that_is_visible(kappa: float, prior: float) -> None:
-    graph = lgd.communities(300, 3, num_features=4, seed=1)
-    nodes = torch.arange(0, 300, 2)
-    part, degrees = graph.induced(nodes), graph.degrees()[nodes]
+    part, degrees = half_of_a_graph()
     covered = lgd.Coverage(shrinkage=kappa, prior=prior).weights(part, degrees, slice(100))
-    expected = torch.tensor(by_definition(part, degrees.tolist(), kappa, prior))
-    assert torch.allclose(covered, expected, atol=1e-6)
-    assert float(covered.min()) >= 0
-    assert float(covered.max()) <= 1
+    pairs = zip(part.degrees().tolist(), degrees.tolist(), strict=True)
+    by_definition = [(here + kappa * prior) / (all_of + kappa) if all_of else 1.0 for here, all_of in pairs]
+    assert torch.allclose(covered, torch.tensor(by_definition), atol=1e-6)
+    assert float(covered.min()) >= 0 and float(covered.max()) <= 1
 
 
-def test_by_default_it_shrinks_to_the_mean_of_the_own_nodes() -> None:
-    graph = lgd.communities(300, 3, num_features=4, seed=1)
-    nodes = torch.arange(0, 300, 2)
-    part, degrees = graph.induced(nodes), graph.degrees()[nodes]
+def test_by_default_it_shrinks_to_the_mean_of_the_own_nodes_if_there_are_any() -> None:
+    part, degrees = half_of_a_graph()
     mean = float(lgd.Coverage().weights(part, degrees, slice(150))[:100].mean())
     shrunk = lgd.Coverage(shrinkage=3).weights(part, degrees, slice(100))
     assert torch.allclose(shrunk, lgd.Coverage(shrinkage=3, prior=mean).weights(part, degrees, slice(100)))
+    assert lgd.Coverage().weights(part, degrees, slice(0)).isfinite().all()
 
 
 def batch(coverage: Tensor | None) -> Data:
-    data = Data(batch_size=3, num_nodes=4)
-    if coverage is not None:
-        data.coverage = coverage
-    return data
+    return Data(batch_size=3, num_nodes=4, **({} if coverage is None else {"coverage": coverage}))
 
 
 @pytest.mark.parametrize(
@@ -189,26 +178,16 @@ def test_a_mean_or_too_many_losses_are_refused() -> None:
             lgd.coverage_mean(losses, batch(None))
 
 
-@pytest.mark.parametrize(
-    ("coverage", "message"),
-    [
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -0.5])
+def test_weights_that_weigh_nothing_are_refused(wrong: float) -> None:
+    for coverage, message in (
+        (torch.tensor([1.0, wrong, 1.0]), "negative, infinite or NaN"),
         (torch.ones(1), "a vector of a weight for each seed"),
         (torch.ones(3, 2), "a vector of a weight for each seed"),
-        (torch.tensor([1.0, NAN, 1.0]), "negative, infinite or NaN"),
-        (torch.tensor([1.0, float("inf"), 1.0]), "negative, infinite or NaN"),
-        (torch.tensor([1.0, -0.5, 1.0]), "negative, infinite or NaN"),
         ([1.0, 1.0, 1.0], "must be a tensor of a weight"),
-    ],
-)
-def test_weights_that_weigh_nothing_are_refused(coverage: Any, message: str) -> None:
-    batch = Data(batch_size=3, coverage=coverage, num_nodes=3)
-    with pytest.raises((ValueError, TypeError), match=message):
-        lgd.coverage_mean(torch.ones(3), batch)
-
-
-def test_a_rank_without_nodes_of_its_own_has_weights_all_the_same() -> None:
-    graph = lgd.communities(300, 3, num_features=4, seed=1)
-    assert lgd.Coverage().weights(graph.induced(torch.arange(9)), graph.degrees()[:9], slice(0)).isfinite().all()
+    ):
+        with pytest.raises((ValueError, TypeError), match=message):
+            lgd.coverage_mean(torch.ones(3), Data(batch_size=3, coverage=coverage, num_nodes=3))
 
 
 # A data module may be pickled and copied, before and after a fit: the copy is one at rest, with the same batches.
@@ -247,21 +226,10 @@ def test_copies_have_the_same_batches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("boundary", [lgd.Isolated(), lgd.Halo(1)])
 def test_a_copy_in_a_run_of_two_ranks_is_one_of_the_whole_graph(boundary: Any) -> None:
-    data = lgd.PartitionedDataModule(
-        small_graph(), batch_size=30, partitioner=lgd.RandomPartitioner(), boundary=boundary
-    )
+    cut: dict[str, Any] = {"partitioner": lgd.RandomPartitioner(), "boundary": boundary}
+    data = lgd.PartitionedDataModule(small_graph(), batch_size=30, **cut)
     alone = of_a_run(pickled(data))
-    run: Any = SimpleNamespace(
-        global_rank=1,
-        world_size=2,
-        state=SimpleNamespace(fn=TrainerFn.FITTING),
-        strategy=SimpleNamespace(root_device=torch.device("cpu")),
-        precision="32-true",
-        max_epochs=2,
-        lightning_module=None,
-        overfit_batches=0,
-    )
-    data.trainer = run
+    placed(data, 1, 2)
     for copied in (copy.deepcopy(data), pickled(data)):
         assert of_a_run(copied) == alone
 
@@ -323,7 +291,7 @@ def pyg_data() -> Data:
 
 DATA = pyg_data()
 GRAPH = lgd.Graph.from_pyg(DATA, edge_ids=True)
-SAMPLERS_HERE = [s for s in SAMPLERS.values() if getattr(s, "weight", None) is None]
+GRAPH.edge_arrays["weight"] = GRAPH.edge_arrays["edge_w"]
 
 
 def check_edges(batch: SampledData) -> None:
@@ -332,21 +300,8 @@ def check_edges(batch: SampledData) -> None:
 
 
 def check_seeds(batch: SampledData, split: str) -> None:
-    ids = torch.arange(300) if split == "all" else DATA[f"{split}_mask"].nonzero().view(-1)
+    ids = torch.arange(300) if split == "predict" else DATA[f"{split}_mask"].nonzero().view(-1)
     assert ids[batch.input_id].equal(batch.n_id[: batch.batch_size])
-
-
-@pytest.mark.parametrize("sampler", SAMPLERS_HERE, ids=repr)
-def test_batches_of_all_samplers_say_where_seeds_and_edges_come_from(sampler: Sampler) -> None:
-    data = lgd.PartitionedDataModule(GRAPH, sampler=sampler, batch_size=30)
-    loaders = {"train": data.train_dataloader(), "val": data.val_dataloader(), "all": data.predict_dataloader()}
-    for split, loader in loaders.items():
-        for batch in loader:
-            check_seeds(batch, split)
-            check_edges(batch)
-    for batch in (*data.anchor_batches(0), *data.correction_batches(0, stop=2)):
-        check_seeds(batch, "train")
-    data.teardown("fit")
 
 
 @pytest.mark.parametrize("boundary", [lgd.Isolated(), lgd.Halo(), lgd.Fetch()], ids=repr)
@@ -422,11 +377,11 @@ def test_a_batch_without_them_says_how_to_get_them() -> None:
     assert not hasattr(batch, "e_id")
 
 
-def all_batches(data: Any) -> Iterator[Any]:
-    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader(), data.predict_dataloader()):
-        yield from loader
-    yield from data.anchor_batches(0)
-    yield from data.correction_batches(0, stop=2)
+def all_batches(data: Any) -> Iterator[tuple[str, Any]]:
+    """With the split of their seeds."""
+    for split in ("train", "val", "test", "predict"):
+        yield from ((split, batch) for batch in getattr(data, f"{split}_dataloader")())
+    yield from (("train", batch) for batch in (*data.anchor_batches(0), *data.correction_batches(0, stop=2)))
     data.teardown("fit")
 
 
@@ -441,12 +396,13 @@ CASES = [(sampler, wanted) for name, sampler in SAMPLERS.items() for wanted in (
 
 
 @pytest.mark.parametrize(("sampler", "all_labels"), dict.fromkeys(CASES), ids=repr)
-def test_batches_of_all_samplers(sampler: Sampler, all_labels: bool) -> None:
-    graph = graph_for_all()
+def test_batches_of_all_samplers_have_labels_and_say_where_seeds_and_edges_come_from(sampler, all_labels) -> None:
     loading = lgd.Loading(all_labels=all_labels, num_threads=0)
-    data = lgd.PartitionedDataModule(graph, sampler=sampler, batch_size=60, loading=loading)
+    data = lgd.PartitionedDataModule(GRAPH, sampler=sampler, batch_size=30, loading=loading)
     sizes = set()
-    for batch in all_batches(data):
-        check(batch, graph.node_arrays["y"], all_labels=all_labels)
+    for split, batch in all_batches(data):
+        check(batch, DATA.y, all_labels=all_labels)
+        check_seeds(batch, split)
+        check_edges(batch)
         sizes.add(len(batch.y) < batch.num_nodes)
     assert (True in sizes) != all_labels

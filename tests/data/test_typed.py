@@ -155,22 +155,22 @@ def unmarked() -> Any:
     return data
 
 
-LADIES, CITED = lgd.LadiesSampler([8, 8]), lgd.NeighborSampler({("paper", "cites", "paper"): [2, 2]})
-REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "two types of seeds": (two_types, {}, r"2 node types have a train_mask .* graph\.with_seeds\('paper'\)"),
-    "no seeds": (unmarked, {}, "No node type has a train_mask: set data"),
-    "ladies for corrections": (small, {"global_batching": lgd.GlobalBatching(sampler=LADIES)}, "LadiesSampler draws"),
-    "weights": (small, {"sampler": lgd.NeighborSampler([2, 2], weight="w")}, "weight .'w'. draws from graphs without"),
-    "other types": (small, {"sampler": lgd.NeighborSampler({("a", "b", "c"): [2]})}, "names the edge type"),
-    "evaluation of others": (small, {"evaluation": lgd.Evaluation(sampler=CITED)}, "no numbers for the edge type"),
-    "a small halo": (small, {"boundary": lgd.Halo(bytes=1)}, "has no room for a single node"),
-    "seeds of the halo": (small, {"boundary": lgd.Halo(2, seed_hops=1)}, "without types: leave seed_hops out"),
-}
+LADIES = lgd.GlobalBatching(sampler=lgd.LadiesSampler([8, 8]))
+SOME = lgd.Evaluation(sampler=lgd.NeighborSampler({("paper", "cites", "paper"): [2, 2]}))
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    (two_types, {}, r"2 node types have a train_mask .* graph\.with_seeds\('paper'\)"),
+    (unmarked, {}, "No node type has a train_mask: set data"),
+    (small, {"global_batching": LADIES}, "LadiesSampler draws"),
+    (small, {"sampler": lgd.NeighborSampler([2, 2], weight="w")}, "weight .'w'. draws from graphs without"),
+    (small, {"sampler": lgd.NeighborSampler({("a", "b", "c"): [2]})}, "names the edge type"),
+    (small, {"evaluation": SOME}, "no numbers for the edge type"),
+    (small, {"boundary": lgd.Halo(bytes=1)}, "has no room for a single node"),
+    (small, {"boundary": lgd.Halo(2, seed_hops=1)}, "is for graphs without types: leave seed_hops out"),
+]
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_take_types_is_refused(case: str) -> None:
-    make, options, message = REFUSED[case]
+@pytest.mark.parametrize(("make", "options", "message"), REFUSED)
+def test_what_does_not_take_types_is_refused(make: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         lgd.PartitionedDataModule(make(), **options)
 

@@ -5,6 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from torch import Tensor
+
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.golden.graphs import AT, BACK, CITES, PRINTS, SPLITS, WRITES, dense, plain, simple, typed
@@ -27,13 +29,12 @@ PLAIN: dict[str, Any] = SAMPLERS | {
     "walk_unweighted": lgd.RandomWalkSampler(2, visits=0),
 }
 OF_TYPES = lgd.TemporalSampler([3, 2], "time")
+OF_EACH = {CITES: [4, 2], WRITES: [3, 2], BACK: [0, 2], AT: [1, 1], PRINTS: [1, 0]}
 TYPED: dict[str, Any] = {
     "neighbor": lgd.NeighborSampler([3, 2]),
     "neighbor_all": lgd.NeighborSampler([-1, -1]),
     "neighbor_replaced": lgd.NeighborSampler([3, 2], replace=True),
-    "neighbor_of_types": lgd.NeighborSampler(
-        {CITES: [4, 0], WRITES: [3, 2], BACK: [0, 2], AT: [1, 1], PRINTS: [1, -1]}
-    ),
+    "neighbor_of_types": lgd.NeighborSampler(OF_EACH | {CITES: [4, 0], PRINTS: [1, -1]}),
     "shadow": lgd.ShadowSampler([3, 2], num_hops=2),
     "walk": lgd.RandomWalkSampler(2, visits=0),
     "whole": lgd.WholePartSampler(2),
@@ -41,9 +42,11 @@ TYPED: dict[str, Any] = {
     "temporal_equal": replace(OF_TYPES, equal=True),
     "temporal_latest": replace(OF_TYPES, pick="latest"),
     "temporal_window": replace(OF_TYPES, last=7),
-    "temporal_of_types": lgd.TemporalSampler(
-        {CITES: [4, 2], WRITES: [3, 2], BACK: [0, 2], AT: [1, 1], PRINTS: [1, 0]}, "time", pick="latest"
-    ),
+    "temporal_of_types": lgd.TemporalSampler(OF_EACH, "time", pick="latest"),
+}
+EQUAL = {
+    "events": lgd.TemporalSampler([4, 3], "edge_time", equal=True),
+    "typed_events": lgd.TemporalSampler([3, 2], "time", equal=True, pick="latest"),
 }
 LOADINGS: dict[str, lgd.Loading] = {
     "bulk_of_3_in_background": lgd.Loading(bulk_size=3),
@@ -51,6 +54,10 @@ LOADINGS: dict[str, lgd.Loading] = {
     "all_labels": lgd.Loading(num_threads=0, all_labels=True),
     "not_widened": lgd.Loading(num_threads=0, widen=False),
     "cache_of_files": lgd.Loading(cache_bytes=20_000),
+}
+OTHERS = {
+    "evaluation": lgd.Evaluation(batch_size=20, sampler=lgd.NeighborSampler([6, 5])),
+    "global_batching": lgd.GlobalBatching(batch_size=50, sampler=lgd.NeighborSampler([5, 4])),
 }
 
 
@@ -81,23 +88,14 @@ def of_graph(make: Callable[[], lgd.Graph], tally: Tally, place: Place) -> None:
     show_batches(tally, lgd.PartitionedDataModule(make(), holding=lgd.Holding(cache_dir=place.own), **options))
 
 
-def narrow() -> lgd.Graph:
-    """Features in int8 with a scale for each row."""
+def changed(arrays: dict[str, Tensor]) -> lgd.Graph:
     graph = plain()
-    arrays = dict(graph.node_arrays)
-    values, scale = quantize_rows(arrays.pop("x"))
-    return lgd.Graph(graph.indptr, graph.indices, arrays | {"x": values, "x_scale": scale}, graph.edge_arrays)
-
-
-def half() -> lgd.Graph:
-    graph = plain()
-    arrays = graph.node_arrays | {"x": graph.node_arrays["x"].half()}
-    return lgd.Graph(graph.indptr, graph.indices, arrays, graph.edge_arrays)
+    return lgd.Graph(graph.indptr, graph.indices, graph.node_arrays | arrays, graph.edge_arrays)
 
 
 GRAPHS: dict[str, Callable[[], lgd.Graph]] = {
-    "plain/int8": narrow,
-    "plain/float16": half,
+    "plain/int8": lambda: changed(dict(zip(("x", "x_scale"), quantize_rows(plain().node_arrays["x"]), strict=True))),
+    "plain/float16": lambda: changed({"x": plain().node_arrays["x"].half()}),
     "plain/from_pyg": lambda: lgd.Graph.from_pyg(simple().to_pyg()),
     "typed/from_pyg": lambda: lgd.Graph.from_pyg(dense()),
     "typed/with_seeds": lambda: typed().with_seeds("paper"),
@@ -118,22 +116,15 @@ def runs() -> Iterator[Run]:
         more = {"num_negatives": 3} if "label" not in split else {"sampler": lgd.NeighborSampler([-1, 2])}
         if "events" not in split:
             yield Run(f"batches/links/{split}/more", partial(of_links, split, "ram", more))
-    equal = lgd.TemporalSampler([4, 3], "edge_time", equal=True)
-    yield Run("batches/links/events/equal", partial(of_links, "events", "ram", {"sampler": equal}))
-    equal = lgd.TemporalSampler([3, 2], "time", equal=True, pick="latest")
-    yield Run("batches/links/typed_events/equal", partial(of_links, "typed_events", "ram", {"sampler": equal}))
+    for split, equal in EQUAL.items():
+        yield Run(f"batches/links/{split}/equal", partial(of_links, split, "ram", {"sampler": equal}))
     for name, loading in LOADINGS.items():
         for graph in ("plain", "typed"):
             if loading.cache_bytes and graph == "typed":
                 continue  # its rows have less than 32 bytes
             store = "files" if loading.cache_bytes else "ram"
             yield Run(f"batches/{graph}/loading/{name}", partial(of_nodes, graph, store, {"loading": loading}))
-    estimate = lgd.Evaluation(batch_size=20, sampler=lgd.NeighborSampler([6, 5]))
-    others = {
-        "evaluation": estimate,
-        "global_batching": lgd.GlobalBatching(batch_size=50, sampler=lgd.NeighborSampler([5, 4])),
-    }
-    yield Run("batches/plain/settings", partial(of_nodes, "plain", "ram", others))
-    yield Run("batches/typed/settings", partial(of_nodes, "typed", "ram", others))
+    for graph in ("plain", "typed"):
+        yield Run(f"batches/{graph}/settings", partial(of_nodes, graph, "ram", OTHERS))
     for name, make in GRAPHS.items():
         yield Run(f"batches/{name}", partial(of_graph, make))

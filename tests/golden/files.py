@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from lightning_gnn_dist import RandomPartitioner, prepare_graph, save_shards
+from lightning_gnn_dist import LinkSplit, RandomPartitioner, prepare_graph, save_shards
 from tests.golden import sources
 from tests.golden.graphs import SPLITS
 from tests.golden.place import GRAPHS, Place, prepare_a_shard
@@ -20,6 +20,7 @@ from tests.golden.tally import Tally
 LITTLE = 20_000  # bytes: many buckets, many pieces
 OF_THE_MOMENT = r"(?<=parts of )[\d.,]+ .?B|[\d.,]+ .?B(?= are free)|[\d.,]+(?= s\b)"  # room, and seconds
 RANGES, OWNED = "ranges", "owned"
+TYPED = {"typed_csv": ".csv", "typed_parquet": ".parquet"}
 
 
 def show_folder(tally: Tally, folder: Path) -> None:
@@ -34,105 +35,87 @@ def show_folder(tally: Tally, folder: Path) -> None:
             tally.add(name, path)
 
 
-def written(write: Callable[[Path], Any], tally: Tally, place: Place) -> None:
-    write(place.own / "out")
+def saved(make: Callable[[], Any], tally: Tally, place: Place) -> None:
+    make().save(place.own / "out")
     show_folder(tally, place.own / "out")
 
 
-def divided(split: bool, name: str, tally: Tally, place: Place) -> None:
-    whole: Any = SPLITS[name]() if split else GRAPHS[name]()
-    graph = whole.graph if split else whole
+def divided(make: Callable[[], Any], tally: Tally, place: Place) -> None:
+    whole = make()
+    graph = whole.graph if isinstance(whole, LinkSplit) else whole
     save_shards(whole, RandomPartitioner()(graph, 3, 0), place.own / "out")
     show_folder(tally, place.own / "out")
 
 
-def plain_source(form: str, folder: Path) -> tuple[Path, dict[str, Any]]:
+def source_of(form: str, folder: Path) -> tuple[Path, dict[str, Path]]:
     """Where the edges are, and where the nodes are if they have a place of their own."""
-    if form == "arrays":
-        return sources.plain_arrays(folder / "arrays"), {}
-    if form == "archive":
-        return sources.archive(sources.plain_arrays(folder / "arrays"), folder / "data.npz"), {}
+    if form in TYPED:
+        return sources.typed_tables(folder / "tables", TYPED[form]), {}
+    if form in ("arrays", "archive"):
+        arrays = sources.plain_arrays(folder / "arrays")
+        return arrays if form == "arrays" else sources.archive(arrays, folder / "data.npz"), {}
     suffix = ".parquet" if form == "parquet" else ".csv"
     edges, nodes = sources.plain_tables(has_words=form == "csv")
     if form == "bare":
-        sources.write({name: edges[name] for name in ("source", "target")}, folder / "edges.csv")
-        return folder / "edges.csv", {}
+        edges = {name: edges[name] for name in ("source", "target")}
     sources.write(edges, folder / f"edges{suffix}")
+    if form == "bare":
+        return folder / "edges.csv", {}
     sources.write(nodes, folder / f"nodes{suffix}")
     return folder / f"edges{suffix}", {"nodes": folder / f"nodes{suffix}"}
 
 
 def prepared(form: str, options: dict[str, Any], tally: Tally, place: Place) -> None:
-    """A graph without types, out of core."""
-    source, nodes = plain_source(form, place.own)
+    """A graph, out of core."""
+    source, nodes = source_of(form, place.own)
     prepare_graph(source, place.own / "out", **nodes, **options)
     show_folder(tally, place.own / "out")
 
 
 def prepared_shards(form: str, by: str, options: dict[str, Any], tally: Tally, place: Place) -> None:
-    source, _ = plain_source(form, place.own)
+    """Three shards, of ranges of nodes or of those that each one owns."""
+    source, _ = source_of(form, place.own)
     if by == OWNED:
-        folder = sources.assignment(place.own / "parts", {"all": sources.NODES}, 3)
-        options = options | {"assignment": folder / "all.npy"}
+        counts = sources.COUNTS if form in TYPED else {"all": sources.NODES}
+        folder = sources.assignment(place.own / "parts", counts, 3)
+        options = options | {"assignment": folder if form in TYPED else folder / "all.npy"}
     for index in range(3):
         prepare_a_shard(source, place.own / "out", index, 3, **options)
     show_folder(tally, place.own / "out")
 
 
-def prepared_typed(suffix: str, options: dict[str, Any], tally: Tally, place: Place) -> None:
-    source = sources.typed_tables(place.own / "tables", suffix)
-    prepare_graph(source, place.own / "out", **options)
-    show_folder(tally, place.own / "out")
-
-
-def prepared_typed_shards(suffix: str, by: str, options: dict[str, Any], tally: Tally, place: Place) -> None:
-    source = sources.typed_tables(place.own / "tables", suffix)
-    if by == OWNED:
-        options = options | {"assignment": sources.assignment(place.own / "parts", sources.COUNTS, 3)}
-    for index in range(3):
-        prepare_a_shard(source, place.own / "out", index, 3, **options)
-    show_folder(tally, place.own / "out")
-
-
-def commanded(make: Callable[[Path, Path], list[list[Any]]], tally: Tally, place: Place) -> None:
+def commanded(make: Callable[[Path, Path], list[Any]], tally: Tally, place: Place) -> None:
     """What the command writes into ``out``, and what it says."""
     (run,) = entry_points(group="console_scripts", name="lightning-gnn-dist")
     main, said = run.load(), io.StringIO()
     with redirect_stdout(said), redirect_stderr(io.StringIO()):  # where it counts seconds
-        for arguments in make(place.own, place.shared):
-            main(list(map(str, arguments)))
+        main(list(map(str, make(place.own, place.shared))))
     tally.say("said", re.sub(OF_THE_MOMENT, "<some>", said.getvalue()))
     if (place.own / "out").exists():
         show_folder(tally, place.own / "out")
 
 
-def of_plain(form: str, own: Path, shared: Path) -> list[list[Any]]:
-    source, nodes = plain_source(form, own)
+def to_prepare(form: str, own: Path, shared: Path) -> list[Any]:
+    source, nodes = source_of(form, own)
+    if form in TYPED:
+        return ["prepare", source, own / "out", "--time", "year", "--reverse"]
     more = [word for name, path in nodes.items() for word in (f"--{name}", path)]
     more += ["--drop", "split" if nodes else "train_idx", "--split", "0.6", "0.2", "0.2"]
-    return [["prepare", source, own / "out", *more, "--undirected"]]
+    return ["prepare", source, own / "out", *more, "--undirected"]
 
 
-def of_typed(suffix: str, own: Path, shared: Path) -> list[list[Any]]:
-    source = sources.typed_tables(own / "tables", suffix)
-    return [["prepare", source, own / "out", "--time", "year", "--reverse"]]
+def to_inspect(name: str, more: list[str], own: Path, shared: Path) -> list[Any]:
+    return ["inspect", shared / name, *more]
 
 
-def inspected(name: str, more: list[str], own: Path, shared: Path) -> list[list[Any]]:
-    return [["inspect", shared / name, *more]]
-
-
-def cut(name: str, own: Path, shared: Path) -> list[list[Any]]:
-    return [["divide", shared / name, own / "out", "--parts", "3", "--partitioner", "streaming"]]
+def to_divide(name: str, own: Path, shared: Path) -> list[Any]:
+    return ["divide", shared / name, own / "out", "--parts", "3", "--partitioner", "streaming"]
 
 
 def runs() -> Iterator[Run]:
-    for name, make in GRAPHS.items():
-        yield Run(f"files/{name}", partial(written, lambda path, make=make: make().save(path)))
-        yield Run(f"files/{name}/shards", partial(divided, False, name))
-    for name, of_split in SPLITS.items():
-        yield Run(f"files/links/{name}", partial(written, lambda path, make=of_split: make().save(path)))
-        yield Run(f"files/links/{name}/shards", partial(divided, True, name))
+    for name, make in (GRAPHS | {f"links/{name}": make for name, make in SPLITS.items()}).items():
+        yield Run(f"files/{name}", partial(saved, make))
+        yield Run(f"files/{name}/shards", partial(divided, make))
     settings: dict[str, dict[str, Any]] = {
         "directed": {},
         "undirected": {"undirected": True},
@@ -156,19 +139,18 @@ def runs() -> Iterator[Run]:
         "in_pieces": {"time": "year", "reverse": True, "memory_bytes": LITTLE},
         "split": {"split": (0.5, 0.25, 0.25), "seed": 4, "drop": ["split"]},
     }
-    for suffix in (".csv", ".parquet"):
+    for form in TYPED:
+        kind = form.removeprefix("typed_")
         for name, options in typed.items():
-            yield Run(f"files/prepared_typed/{suffix[1:]}/{name}", partial(prepared_typed, suffix, options))
+            yield Run(f"files/prepared_typed/{kind}/{name}", partial(prepared, form, options))
             for by in (RANGES, OWNED):
-                run = partial(prepared_typed_shards, suffix, by, options)
-                yield Run(f"files/prepared_typed_shards/{suffix[1:]}/{by}/{name}", run)
-    for form in ("arrays", "archive", "csv", "parquet"):
-        yield Run(f"command/prepare/{form}", partial(commanded, partial(of_plain, form)))
-    for suffix in (".csv", ".parquet"):
-        yield Run(f"command/prepare/typed_{suffix[1:]}", partial(commanded, partial(of_typed, suffix)))
+                run = partial(prepared_shards, form, by, options)
+                yield Run(f"files/prepared_typed_shards/{kind}/{by}/{name}", run)
+    for form in ("arrays", "archive", "csv", "parquet", *TYPED):
+        yield Run(f"command/prepare/{form}", partial(commanded, partial(to_prepare, form)))
     parts = ["--parts", "2", "--partitioner", "metis", "random", "streaming"]
     for name in ("plain", "typed", "directed_split", "typed_split", "plain_shards", "typed_shards"):
         more = parts if name in ("plain", "typed") else []
-        yield Run(f"command/inspect/{name}", partial(commanded, partial(inspected, name, more)))
+        yield Run(f"command/inspect/{name}", partial(commanded, partial(to_inspect, name, more)))
     for name in ("plain", "typed", "events_split"):
-        yield Run(f"command/divide/{name}", partial(commanded, partial(cut, name)))
+        yield Run(f"command/divide/{name}", partial(commanded, partial(to_divide, name)))

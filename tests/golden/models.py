@@ -32,8 +32,7 @@ class Judged(pl.LightningModule):
         self.accuracy, self.optimizer = MulticlassAccuracy(CLASSES, average="micro"), optimizer
 
     def labels(self, batch: Any) -> Tensor:
-        found: Tensor = batch.y[: batch.batch_size]
-        return found
+        return batch.y[: batch.batch_size]
 
     def training_step(self, batch: Any) -> Tensor:
         return coverage_mean(functional.cross_entropy(self(batch), self.labels(batch), reduction="none"), batch)
@@ -63,8 +62,7 @@ class Blocks(Judged):
         self.norm, self.dropout = nn.BatchNorm1d(12), float(chosen("dropout"))
 
     def rows(self, batch: Any) -> Tensor:
-        found: Tensor = batch.x
-        return found
+        return batch.x
 
     def forward(self, batch: Any) -> Tensor:
         x = self.rows(batch)
@@ -82,8 +80,7 @@ class Edges(Judged):
         self.gnn = GraphSAGE(WIDTH, 12, 2, CLASSES)
 
     def forward(self, batch: Any) -> Tensor:
-        found: Tensor = self.gnn(batch.x, batch.edge_index)[: batch.batch_size]
-        return found
+        return self.gnn(batch.x, batch.edge_index)[: batch.batch_size]
 
 
 class Layered(Judged):
@@ -119,8 +116,7 @@ class Rows(Blocks):
         self.table = table(NODES, WIDTH, owned=owned)
 
     def rows(self, batch: Any) -> Tensor:
-        found: Tensor = batch.x + self.table(batch.n_id)
-        return found
+        return batch.x + self.table(batch.n_id)
 
 
 class Typed(Judged):
@@ -133,20 +129,17 @@ class Typed(Judged):
         self.table = None if owned is None else table(COUNTS["author"], WIDTHS["author"], owned=owned)
 
     def labels(self, batch: Any) -> Tensor:
-        found: Tensor = batch["paper"].y[: batch.batch_size]
-        return found
+        return batch["paper"].y[: batch.batch_size]
 
     def embeddings(self, batch: Any) -> Mapping[str, Tensor]:
         x = dict(batch.x_dict)
         if self.table is not None:
             x["author"] = x["author"] + self.table(batch["author"].n_id)
         hidden = {kind: rows.tanh() for kind, rows in self.convs[0](x, batch.edge_index_dict).items()}
-        found: Mapping[str, Tensor] = self.convs[1](hidden, batch.edge_index_dict)
-        return found
+        return self.convs[1](hidden, batch.edge_index_dict)
 
     def forward(self, batch: Any) -> Tensor:
-        found: Tensor = self.head(self.embeddings(batch)["paper"][: batch.batch_size])
-        return found
+        return self.head(self.embeddings(batch)["paper"][: batch.batch_size])
 
 
 def of_types(edge_types: Any, widths: Mapping[str, int], out: int) -> HeteroConv:

@@ -12,14 +12,14 @@ COUNTS = {"author": 70, "paper": 120, "venue": 6}
 Table = dict[str, list[Any]]
 
 
-def write(table: Table, path: Path, *, separator: str = ",") -> None:
+def write(table: Table, path: Path) -> None:
     """As text, or in Parquet if the name says so."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pq.write_table(pa.table(table), path, row_group_size=50)
         return
     rows = zip(*table.values(), strict=True)
-    lines = [separator.join(table), *(separator.join(map(str, row)) for row in rows)]
+    lines = [",".join(table), *(",".join(map(str, row)) for row in rows)]
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -53,19 +53,13 @@ def archive(folder: Path, path: Path) -> Path:
 
 def typed_tables(folder: Path, suffix: str) -> Path:
     """Ids of all kinds, labels in words, splits, times and weights; one type without a table, in arrays."""
-    draw = np.random.default_rng(2)
-    papers, authors = (
-        draw.permutation(900)[: COUNTS["paper"]] + 100,
-        [f"author {n * 7}" for n in range(COUNTS["author"])],
-    )
-    count = COUNTS["paper"]
+    draw, count = np.random.default_rng(2), COUNTS["paper"]
+    papers = draw.permutation(900)[:count] + 100
+    authors = [f"author {n * 7}" for n in range(COUNTS["author"])]
     paper: Table = {"id": papers.tolist(), "label": draw.choice(list("pqr"), count).tolist()}
-    paper |= {
-        "split": [("train", "val", "test")[n % 3] for n in range(count)],
-        "year": draw.integers(0, 30, count).tolist(),
-    }
-    paper |= {"pages": draw.integers(1, 50, count).tolist()}
-    paper |= {"words": (draw.integers(0, 99, count) / 4).tolist()}
+    paper["split"] = [("train", "val", "test")[n % 3] for n in range(count)]
+    paper |= {"year": draw.integers(0, 30, count).tolist(), "pages": draw.integers(1, 50, count).tolist()}
+    paper["words"] = (draw.integers(0, 99, count) / 4).tolist()
     write(paper, folder / "nodes" / f"paper{suffix}")
     write({"name": authors, "age": draw.integers(20, 90, len(authors)).tolist()}, folder / "nodes" / f"author{suffix}")
     (folder / "nodes" / "venue").mkdir()

@@ -10,7 +10,7 @@ import torch
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.wire.collectives import leave
 from tests.data_fitting import small_graph, trainer
-from tests.every_strategy import PATIENCE, plain_ddp
+from tests.every_strategy import every_strategy, plain_ddp
 from tests.sage import SAGE
 from tests.strategies.fitting import differs, state_of
 
@@ -22,7 +22,7 @@ FAR = 2e-2  # weights after a few steps in float32, by kernels that sum in anoth
 STRATEGIES: dict[str, Callable[[], Any]] = {
     "single": lambda: "auto",
     "ddp": plain_ddp,
-    "llcg": lambda: lgd.LLCGStrategy(lgd.EverySteps(3), **PATIENCE),
+    "llcg": every_strategy()["llcg"],
 }
 
 

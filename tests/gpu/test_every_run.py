@@ -17,7 +17,8 @@ from torch import Tensor
 
 from tests.golden.device import computing
 from tests.golden.fits import HOLDINGS
-from tests.golden.runs import Found, Job, jobs, prepare
+from tests.golden.runs import Job, jobs, prepare
+from tests.gpu.needs import need_devices
 from tests.ranks import run_ranks
 
 CLOSE = 1e-6  # of the largest number of an array
@@ -76,24 +77,26 @@ def name_of(value: Any) -> str:
     ("sample_on", "job"), [*PLACES, *(pytest.param(*more, marks=pytest.mark.slow) for more in MORE)], ids=name_of
 )
 def test_a_device_computes_what_a_cpu_does(sample_on: str, job: Job, shared: Path, tmp_path: Path) -> None:
-    if job.num_ranks > torch.cuda.device_count():
-        pytest.skip(f"fewer than {job.num_ranks} CUDA devices")
+    need_devices(job.num_ranks)
     with computing(precision="64-true"):
-        of_cpu = done(job, shared, tmp_path / "cpu")
-        with computing(accelerator="gpu", sample_on=sample_on):
-            of_gpu = done(job, shared, tmp_path / "gpu")
-    raised = {name: text for name, shown in of_gpu.items() for key, text in shown.items() if "raised" in key}
-    assert not raised, "\n".join(raised.values())
-    assert of_cpu.keys() == of_gpu.keys()
-    paths = sorted((tmp_path / "cpu").iterdir())
+        for place, options in (("cpu", {}), ("gpu", {"accelerator": "gpu", "sample_on": sample_on})):
+            with computing(**options):
+                do(job, shared, tmp_path / place)
+            shutil.rmtree(shared / "own")  # what runs wrote, such as predictions, which may not be there before
+    check_alike(job, tmp_path / "cpu", tmp_path / "gpu")
+
+
+def do(job: Job, shared: Path, keep: Path) -> None:
+    raised = [text for shown in job.done(shared, keep).values() for key, text in shown.items() if "raised" in key]
+    assert not raised, f"{keep.name}: " + "\n".join(raised)
+
+
+def check_alike(job: Job, ours: Path, theirs: Path) -> None:
+    """All values that runs have kept in two folders are the same, or close."""
+    paths = sorted(ours.iterdir())
     assert len(paths) == len(job.names) * job.num_ranks
-    assert not list(chain.from_iterable(differences(path, tmp_path / "gpu" / path.name) for path in paths))
-
-
-def done(job: Job, shared: Path, keep: Path) -> Found:
-    found = job.done(shared, keep)
-    shutil.rmtree(shared / "own")  # what runs wrote, such as predictions, which may not be there before
-    return found
+    far = list(chain.from_iterable(differences(path, theirs / path.name) for path in paths))
+    assert not far, f"{theirs.name}: " + "\n".join(far)
 
 
 def differences(path: Path, other: Path) -> Iterator[str]:

@@ -1,12 +1,10 @@
 """Layers that exchange rows do not make the host wait for its device: a step waits once, as without an exchange."""
 
 from collections import Counter
-from importlib.util import find_spec
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch_geometric.nn import SAGEConv
@@ -15,6 +13,7 @@ import lightning_gnn_dist as lgd
 from tests.boundary.models import Model
 from tests.data_fitting import trainer
 from tests.every_strategy import PATIENCE
+from tests.gpu.needs import need_counts, need_devices
 from tests.layers.models import NUM_CLASSES, NUM_FEATURES
 from tests.ranks import run_ranks
 
@@ -52,10 +51,7 @@ def waits(rank: int, world_size: int, exchange: lgd.Exchange) -> Counter[str]:
 
 @pytest.mark.parametrize("exchange", [lgd.Exchange(), lgd.Exchange(overlap=True), lgd.Exchange(share=0.5)], ids=repr)
 def test_a_step_waits_once(exchange: lgd.Exchange) -> None:
-    if find_spec("pretend") is None:
-        pytest.skip("only pretended devices count how often the host waits")
-    if torch.cuda.device_count() < 2:
-        pytest.skip("fewer than two CUDA devices")
+    need_counts(), need_devices(2)
     for found in run_ranks(waits, 2, exchange):
         assert found.total() <= LAST - FIRST, "\n".join(f"{times} x {place}" for place, times in found.items())
 
@@ -78,8 +74,7 @@ def bytes_by_device(rank: int, world_size: int) -> Counter[str]:
 
 
 def test_rows_of_meetings_are_sent_from_the_device() -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("fewer than two CUDA devices")
+    need_devices(2)
     for given in run_ranks(bytes_by_device, 2):
         bytes_of_row = 5 * 8
         assert given["cuda"] > 0 and given["cuda"] % bytes_of_row == 0

@@ -2,8 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,8 @@ from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.golden.device import computing
 from tests.golden.runs import Job, jobs
-from tests.gpu.test_every_run import differences, name_of
+from tests.gpu.needs import need_counts, need_devices
+from tests.gpu.test_every_run import check_alike, do, name_of
 from tests.gpu.test_every_run import shared as shared
 from tests.gpu.test_waits import Net
 from tests.loaders import over
@@ -33,10 +32,7 @@ from tests.typed_sage import typed_graph_of_papers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`:UserWarning")]
 STEPS, ROUNDS, LR = 3, 4, 0.1
-STRATEGIES: dict[str, Callable[[], Any]] = {
-    "grappa": lambda: lgd.GrappaStrategy(**PATIENCE),
-    "local_sgd": lambda: lgd.LocalSGDStrategy(lgd.EverySteps(STEPS), **PATIENCE),
-    "tma": lambda: lgd.TMAStrategy(lgd.EverySteps(STEPS), **PATIENCE),
+STRATEGIES: dict[str, Callable[[], Any]] = every_strategy(STEPS) | {
     "llcg": lambda: lgd.LLCGStrategy(
         lgd.EverySteps(STEPS), correction=None, drift=None, outer=None, weights="uniform", **PATIENCE
     ),
@@ -74,9 +70,8 @@ def loss(convs: Any, batch: Batch, device: Any) -> Tensor:
 def fitted(rank: int, world_size: int, name: str, precision: Any) -> tuple[list[Batch], list[Tensor], float]:
     data = lgd.PartitionedDataModule(small_graph(), sampler=lgd.NeighborSampler([4, 4]), batch_size=8, coverage=None)
     module = Seen()
-    run = trainer(
-        world_size, STRATEGIES[name](), accelerator="gpu", precision=precision, max_epochs=ROUNDS, limit_val_batches=0
-    )
+    options: dict[str, Any] = {"accelerator": "gpu", "precision": precision, "limit_val_batches": 0}
+    run = trainer(world_size, STRATEGIES[name](), max_epochs=ROUNDS, **options)
     run.fit(module, data)
     scaler = getattr(run.precision_plugin, "scaler", None)
     scale = 1.0 if scaler is None else scaler.get_scale()
@@ -87,8 +82,7 @@ def fitted(rank: int, world_size: int, name: str, precision: Any) -> tuple[list[
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_fit_is_a_loop_by_hand(name: str, num_ranks: int, precision: str) -> None:
-    if num_ranks > torch.cuda.device_count():
-        pytest.skip("fewer than two CUDA devices")
+    need_devices(num_ranks)
     found = run_ranks(fitted, num_ranks, name, precision)
     batches = list(zip(*(seen for seen, _, _ in found), strict=True))
     assert len(batches) >= STEPS * ROUNDS
@@ -151,13 +145,8 @@ def with_weights(batches: list[tuple[Batch, ...]], precision: str) -> tuple[list
 
 
 CUDA = torch.device("cuda", 0)
-ROOMS = {
-    "all": (1.0, 1.0),
-    "edges, some rows": (1.0, 0.3),
-    "edges": (1.0, 0.0),
-    "some rows": (0.0, 0.4),
-    "nothing": (0, 0),
-}
+ROOMS = {"all": (1.0, 1.0), "edges, some rows": (1.0, 0.3), "edges": (1.0, 0.0), "some rows": (0.0, 0.4)}
+ROOMS["nothing"] = (0.0, 0.0)
 
 
 def budget(graph: lgd.Graph, place: str) -> int:
@@ -232,8 +221,7 @@ class Counts(pl.Callback):
 
 @pytest.mark.parametrize(("place", "most"), [("some rows", 0), ("edges, some rows", 1), ("edges", 1)])
 def test_bringing_rows_waits_once_a_bulk_for_ids_and_never_else(place: str, most: int) -> None:
-    if find_spec("pretend") is None:
-        pytest.skip("only pretended devices count how often the host waits")
+    need_counts()
     from pretend import notes
 
     graph = lgd.communities(4000, 4, num_features=16, train_share=0.6)
@@ -249,44 +237,29 @@ def test_bringing_rows_waits_once_a_bulk_for_ids_and_never_else(place: str, most
 
 
 CHANGES = [("gpu", "cpu"), ("cpu", "gpu")]
-FEW = (
-    "local_sgd_outer_8",
-    "llcg_persistent",
-    "tma",
-    "grappa_8",
-    "local_sgd/history",
-    "grappa/exchange",
-    "grappa/1_rank",
-)
-FEW += ("local_sgd/owned", "llcg/sparse", "llcg/typed_owned", "grappa/typed", "grappa/shards", "grappa/mid_epoch")
+FEW = ["local_sgd_outer_8", "llcg_persistent", "tma", "grappa_8", "local_sgd/history", "local_sgd/owned"]
+FEW += [f"grappa/{name}" for name in ("exchange", "1_rank", "typed", "shards", "mid_epoch")]
+FEW += ["llcg/sparse", "llcg/typed_owned"]
 SOME = jobs(lambda name: name.removeprefix("resumed/") in FEW)
 MORE = jobs(lambda name: name.startswith("resumed/") and name.removeprefix("resumed/") not in FEW)
 
 
 @pytest.mark.parametrize("job", [*SOME, *(pytest.param(job, marks=pytest.mark.slow) for job in MORE)], ids=name_of)
 def test_a_fit_goes_on_on_another_device(job: Job, shared: Path, tmp_path: Path) -> None:
-    if job.num_ranks > torch.cuda.device_count():
-        pytest.skip(f"fewer than {job.num_ranks} CUDA devices")
+    need_devices(job.num_ranks)
     with computing(precision="64-true", dropout="0"):  # each device draws its own
-        half_done("first", "cpu", job, shared, tmp_path / "stopped on cpu")
-        half_done("second", "cpu", job, shared, tmp_path / "never changed")
-        half_done("second", "gpu", job, shared, tmp_path / "to gpu")
-        half_done("first", "gpu", job, shared, tmp_path / "stopped on gpu")
-        half_done("second", "cpu", job, shared, tmp_path / "to cpu")
+        for half, accelerator, keep in (
+            ("first", "cpu", "stopped on cpu"),
+            ("second", "cpu", "never changed"),
+            ("second", "gpu", "to gpu"),
+            ("first", "gpu", "stopped on gpu"),
+            ("second", "cpu", "to cpu"),
+        ):
+            with computing(accelerator=accelerator, half=half):  # in processes of its own
+                do(job, shared, tmp_path / keep)
     shutil.rmtree(shared / "own")
-    paths = sorted((tmp_path / "never changed").iterdir())
-    assert len(paths) == len(job.names) * job.num_ranks
     for changed in ("to gpu", "to cpu"):
-        far = list(chain.from_iterable(differences(path, tmp_path / changed / path.name) for path in paths))
-        assert not far, f"{changed}: " + "\n".join(far)
-
-
-def half_done(half: str, accelerator: str, job: Job, shared: Path, keep: Path) -> None:
-    """Do one half of runs that are stopped, in processes of its own; the first leaves the checkpoint for the second."""
-    with computing(accelerator=accelerator, half=half):
-        found = job.done(shared, keep)
-    raised = {name: text for name, shown in found.items() for key, text in shown.items() if "raised" in key}
-    assert not raised, f"{half} half on {accelerator}: " + "\n".join(raised.values())
+        check_alike(job, tmp_path / "never changed", tmp_path / changed)
 
 
 class Scheduled(Seen):
@@ -322,9 +295,8 @@ def test_a_schedule_goes_on_with_or_without_a_scale(name: str, first: str, secon
 def one_after_the_other(rank: int, world_size: int) -> str:
     for accelerator in ("gpu", "cpu"):
         data = lgd.PartitionedDataModule(small_graph(), batch_size=64)
-        run = trainer(
-            world_size, lgd.GrappaStrategy(**PATIENCE), accelerator=accelerator, max_epochs=1, limit_val_batches=0
-        )
+        options: dict[str, Any] = {"accelerator": accelerator, "max_epochs": 1, "limit_val_batches": 0}
+        run = trainer(world_size, lgd.GrappaStrategy(**PATIENCE), **options)
         try:
             run.fit(SAGE(12, 4), data)
         except RuntimeError as error:

@@ -5,7 +5,6 @@ Batches are made in the background without a wait in RAM, and with one a bulk on
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -21,22 +20,18 @@ from lightning_gnn_dist.batches.batches import THREAD_NAME
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.homes.settings import SampleOn
 from tests.data_fitting import trainer
-from tests.every_strategy import PATIENCE
+from tests.every_strategy import every_strategy
+from tests.gpu.needs import COUNTS_WAITS, need_devices
 from tests.ranks import run_ranks
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`:UserWarning"),
-    pytest.mark.skipif(find_spec("pretend") is None, reason="only pretended devices count how often the host waits"),
+    pytest.mark.skipif(find_spec("pretend") is None, reason=COUNTS_WAITS),
 ]
 FIRST, LAST = 3, 11  # batches of one epoch or round of 16, after which waits are counted, and until which
 PASSED_THROUGH = ("launchers.py", "loops.py")  # their frames lie around Lightning's own waits
-STRATEGIES: dict[str, tuple[Callable[[], Any], float]] = {
-    "grappa": (lambda: lgd.GrappaStrategy(**PATIENCE), 1.0),
-    "local_sgd": (lambda: lgd.LocalSGDStrategy(lgd.EverySteps(16), **PATIENCE), 0.0),
-    "tma": (lambda: lgd.TMAStrategy(lgd.EverySteps(16), **PATIENCE), 0.0),
-    "llcg": (lambda: lgd.LLCGStrategy(lgd.EverySteps(16), **PATIENCE), 0.0),
-}
+STRATEGIES = every_strategy(16)
 
 
 class Net(pl.LightningModule):
@@ -66,16 +61,13 @@ class Waits:
     def of(self, *, makers: bool) -> Counter[str]:
         with self._pretend._lock:
             noted = self._pretend.notes.copy()
-        return Counter(
-            {
-                f"{what} at {place}": times
-                for (kind, what, place), times in noted.items()
-                if kind == "sync"
-                and "lightning_gnn_dist/" in place
-                and (f" in {THREAD_NAME}" in place if makers else " in lightning_gnn_dist." not in place)
-                and not any(file in place for file in PASSED_THROUGH)
-            }
-        )
+        found = Counter[str]()
+        for (kind, what, place), times in noted.items():
+            in_thread = f" in {THREAD_NAME}" in place if makers else " in lightning_gnn_dist." not in place
+            around = any(file in place for file in PASSED_THROUGH)
+            if kind == "sync" and "lightning_gnn_dist/" in place and in_thread and not around:
+                found[f"{what} at {place}"] += times
+        return found
 
     @property
     def num_locked(self) -> int:
@@ -132,7 +124,7 @@ def fit(steps: Steps, loading: lgd.Loading, num_ranks: int, name: str, module: N
     graph = lgd.communities(4000, 4, num_features=16, train_share=0.6)
     data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([5, 5]), batch_size=64, loading=loading)
     options: dict[str, Any] = {"callbacks": [steps], "limit_val_batches": 0, "accelerator": "gpu"}
-    trainer(num_ranks, STRATEGIES[name][0](), **options).fit(module, data)
+    trainer(num_ranks, STRATEGIES[name](), **options).fit(module, data)
 
 
 def waits(rank: int, world_size: int, name: str, sample_on: SampleOn) -> tuple[list[str], list[list[str]]]:
@@ -154,10 +146,9 @@ def num_locked(rank: int, world_size: int, sample_on: SampleOn) -> int:
     ("name", "sample_on"), [*((name, "cpu") for name in STRATEGIES), ("grappa", "device"), ("llcg", "device")]
 )
 def test_waits_of_a_step(name: str, sample_on: SampleOn, num_ranks: int) -> None:
-    if num_ranks > torch.cuda.device_count():
-        pytest.skip("fewer than two CUDA devices")
+    need_devices(num_ranks)
     for of_steps, of_bulks in run_ranks(waits, num_ranks, name, sample_on):
-        assert len(of_steps) <= STRATEGIES[name][1] * (LAST - FIRST), "\n".join(of_steps)
+        assert len(of_steps) <= (LAST - FIRST if name == "grappa" else 0), "\n".join(of_steps)
         assert len(of_bulks) > 4
         for found in of_bulks[1:]:  # the first one copies the graph
             assert len(found) == (sample_on == "device"), "\n".join(found)
@@ -177,7 +168,6 @@ def waits_with_rows(rank: int, world_size: int, name: str, is_owned: bool) -> li
 
 @pytest.mark.parametrize(("name", "is_owned", "most"), [("grappa", False, 7), ("grappa", True, 9), ("tma", False, 1)])
 def test_waits_of_a_step_with_learned_rows(name: str, is_owned: bool, most: int) -> None:
-    if torch.cuda.device_count() < 2:
-        pytest.skip("fewer than two CUDA devices")
+    need_devices(2)
     for found in run_ranks(waits_with_rows, 2, name, is_owned):
         assert len(found) <= most * (LAST - FIRST), "\n".join(found)

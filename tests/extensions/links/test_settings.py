@@ -89,7 +89,7 @@ def test_links_say_which_held_edge_they_are() -> None:
 
 def test_batches_of_links() -> None:
     split = lgd.split_edges(lgd.communities(200, 4, num_features=4), 0.1, 0.1, negatives=2)
-    for batch in all_batches(lgd.LinkDataModule(split, sampler=lgd.NeighborSampler([3, 2]), batch_size=30)):
+    for _, batch in all_batches(lgd.LinkDataModule(split, sampler=lgd.NeighborSampler([3, 2]), batch_size=30)):
         check(batch, split.graph.node_arrays["y"], all_labels=False)
 
 
