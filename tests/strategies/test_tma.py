@@ -95,6 +95,15 @@ def replicas(rank: int, world_size: int, accumulate: int) -> tuple[list[State], 
     return [*module.validated, state_of(module)], trainer.global_step, strategy.state.batches_of_ranks
 
 
+def test_replicas_are_equal_after_unequal_steps() -> None:
+    accumulate = 3
+    results = run_ranks(replicas, 3, accumulate)
+    for states in zip(*(states for states, _, _ in results), strict=True):
+        assert differs(states[0], states[1]) == differs(states[0], states[2]) == 0.0
+    for _, global_step, counts in results:
+        assert global_step == 7 + 8 + 9 and counts == [9 * accumulate, 4 * accumulate, 6 * accumulate]
+
+
 def weighted(rank: int, world_size: int, options: dict[str, Any]) -> tuple[State, State]:
     return before_and_after(rank, world_size, TMAStrategy, unequal(rank), **options)
 
