@@ -72,7 +72,8 @@ class NodeColumns:
     """The columns of a table of rows of nodes, ``node`` and ``row``, as a writer of tables asks for them.
 
     Questions of a database have the columns of their table in place of ``node``. Where labels were words, and a row has
-    a number for each of them, or is the number of one, ``class`` is the word of the greatest, or of that number.
+    a number for each of them, or is the number of one, ``class`` is the word of the greatest, or of that number. Beside
+    a question's own column ``row`` what is predicted is ``predicted_row``, and likewise ``predicted_class``.
 
     Attributes:
         ids: The users' ids of all nodes; None where nobody knows them, and nodes are numbered from 0.
@@ -90,7 +91,8 @@ class NodeColumns:
         some = slice(first, first + len(rows))
         nodes = np.arange(some.start, some.stop) if self.nodes is None else self.nodes[some]
         columns = {name: column[nodes] for name, column in self.own.items()} or {"node": named(nodes, self.ids)}
-        return columns | {"row": rows} | self._class_of(rows)
+        made = {"row": rows} | self._class_of(rows)
+        return columns | {f"predicted_{name}" if name in columns else name: each for name, each in made.items()}
 
     def _class_of(self, rows: Ids) -> dict[str, Ids]:
         count, are_numbers = len(self.classes), rows.ndim == 1 and rows.dtype.kind in "iu"
@@ -170,9 +172,12 @@ def nodes_with_ids(path: str | Path, ids: Sequence[Any] | Ids, node_type: str = 
     if asked.ndim != 1 or asked.size == 0:
         raise ValueError(f"ids must be a list of ids as the tables have them, got {shown(ids)}.")
     try:
-        asked = asked.astype(known.dtype) if known.dtype.kind in "iuf" else asked.astype(str)
+        numbers = asked.astype(known.dtype) if known.dtype.kind in "iuf" else asked.astype(str)
     except ValueError as error:
         raise ValueError(f"ids must be numbers, as those of {path} are, got {shown(ids)}.") from error
+    if known.dtype.kind in "iu" and asked.dtype.kind == "f" and (numbers != asked).any():
+        raise ValueError(f"ids must be whole numbers, as those of {path} are, got {shown(ids)}.")
+    asked = numbers
     found = places_of(known, asked)
     if (missing := np.flatnonzero(found < 0)).size:
         raise ValueError(f"ids: no node of {path} has the id {shown(asked[missing[0]].item())}.")

@@ -34,7 +34,7 @@ from lightning_gnn_dist.checks import (
 )
 from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage import store
-from lightning_gnn_dist.graph.storage.files import flush
+from lightning_gnn_dist.graph.storage.files import flush, remove_whole
 from lightning_gnn_dist.graph.storage.npy import FULL, checksum_of
 from lightning_gnn_dist.graph.typed.types import EdgeType, within
 from lightning_gnn_dist.graph.user_ids import keep_ids
@@ -359,11 +359,11 @@ class Preparation:
                     held = self.memory_bytes - self.room
                     raise MemoryTooSmall(f"{error} Beside these the process holds {held:,} bytes: add them.") from error
                 except (ValueError, TypeError):
-                    shutil.rmtree(self.folder)  # nobody goes on with what was refused
+                    remove_whole(self.folder)  # nobody goes on with what was refused
                     raise
                 store.replace(self.draft, self.target)
                 flush(self.folder.parent)
-                shutil.rmtree(self.folder)
+                remove_whole(self.folder)
         except MemoryError as error:
             raise MemoryError(
                 f"{error} Sorting was given {self.memory_bytes:,} bytes, which this process cannot have: repeat the "
@@ -518,9 +518,9 @@ def as_files(
         for path, told in sorted(words.items(), key=lambda each: -len(str(each[0]))):  # folders behind what is in them
             error.args = tuple(arg.replace(str(path), told) if isinstance(arg, str) else arg for arg in error.args)
         if not isinstance(error, MemoryTooSmall):
-            shutil.rmtree(folder, ignore_errors=True)  # nobody goes on with what was refused
+            remove_whole(folder)  # nobody goes on with what was refused
         raise
-    shutil.rmtree(folder, ignore_errors=True)
+    remove_whole(folder)
 
 
 def _of_frame(frame: Any, file: Path) -> Path:

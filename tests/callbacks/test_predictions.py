@@ -16,7 +16,7 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.storage import parquet_rows
 from lightning_gnn_dist.graph.storage.parquet_rows import write_table
-from lightning_gnn_dist.graph.user_ids import class_names, columns_for, nodes_with_ids, user_ids
+from lightning_gnn_dist.graph.user_ids import NodeColumns, class_names, columns_for, nodes_with_ids, user_ids
 from tests.data_fitting import full_graph_logits, trainer
 from tests.every_strategy import PATIENCE
 from tests.ranks import RankError, run_ranks
@@ -224,6 +224,19 @@ def test_ids_may_be_numbers(tmp_path: Path) -> None:
     assert nodes_with_ids(graph, ["7000", "0"]).tolist() == [1, 0] == nodes_with_ids(graph, [7000, 0]).tolist()
     with pytest.raises(ValueError, match=r"ids must be numbers, as those of .*graph are, got \['W7'\]"):
         nodes_with_ids(graph, ["W7"])
+    with pytest.raises(ValueError, match=r"ids must be whole numbers, as those of .*graph are, got \[7000.5\]"):
+        nodes_with_ids(graph, [7000.5])
+
+
+def test_columns_of_a_question_stay_beside_what_is_predicted() -> None:
+    asked = {"row": np.array([5, 6]), "class": np.array(["p", "q"])}
+    found = NodeColumns(own=asked, classes=["no", "yes"])(1, np.array([[0.1, 0.9]]))
+    assert {name: column.tolist() for name, column in found.items()} == {
+        "row": [6],
+        "class": ["q"],
+        "predicted_row": [[0.1, 0.9]],
+        "predicted_class": ["yes"],
+    }
 
 
 def start(*callbacks: Any) -> pl.Trainer:

@@ -1,6 +1,7 @@
 """Kills at a stage of the work, of the process itself or again and again, each time a little later."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -60,3 +61,20 @@ def before_the_last_record(prepare: Callable[[], object]) -> None:
         with pytest.raises(KeyboardInterrupt):
             prepare()
     prepare()
+
+
+def while_work_is_removed(prepare: Callable[[], object]) -> None:
+    """Call ``prepare``, which is interrupted when the graph is there and half of the folder of its work is deleted."""
+    remove = shutil.rmtree
+
+    def killed(folder: Path, **options: Any) -> None:
+        if ".preparing" in folder.name and folder.exists():
+            for file in [path for path in folder.rglob("*.npy") if path.is_file()]:
+                file.unlink()
+            raise KeyboardInterrupt
+        remove(folder, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prepare()

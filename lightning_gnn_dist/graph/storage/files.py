@@ -109,6 +109,15 @@ def folder_beside(path: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def remove_whole(folder: Path) -> None:
+    """Delete a folder, if it is there, under another name: after a kill none is left that seems whole."""
+    gone = folder.with_name(f"{folder.name}.gone")
+    shutil.rmtree(gone, ignore_errors=True)
+    if folder.exists():
+        os.rename(folder, gone)
+        shutil.rmtree(gone)
+
+
 def write_whole(path: Path, text: str) -> None:
     """Write a small file, or replace it: a reader sees the old text or the new one, also after a power failure."""
     draft = unused_name(path)

@@ -12,7 +12,7 @@ from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.graph.user_ids import user_ids
 from tests.graph.equal import check_equal
-from tests.prepare.kills import before_the_last_record
+from tests.prepare.kills import before_the_last_record, while_work_is_removed
 
 WRITES, CITES, AT = "author__writes__paper", "paper__cites__paper", "paper__at__venue"
 ON = "edges/paper__on__venue.csv"
@@ -73,6 +73,13 @@ def test_it_goes_on_after_a_kill_that_leaves_ids(folder: Path) -> None:
     before_the_last_record(lambda: prepare(folder, "--time", "year"))
     check_equal(Graph.open(folder.parent / "graph"), Graph.from_pyg(by_hand(), time="year"))
     assert user_ids(folder.parent / "graph", "author").tolist() == ["ann", "bob"]
+
+
+def test_a_kill_at_the_very_end_leaves_nothing_that_another_call_takes_for_whole(folder: Path) -> None:
+    while_work_is_removed(lambda: prepare(folder, "--time", "year"))
+    check_equal(Graph.open(folder.parent / "graph"), Graph.from_pyg(by_hand(), time="year"))
+    check_equal(prepare(folder, "--time", "year"), Graph.from_pyg(by_hand(), time="year"))
+    assert sorted(path.name for path in folder.parent.iterdir()) == sorted([folder.name, "graph"])
 
 
 @pytest.mark.parametrize("as_data_set", [False, True])
