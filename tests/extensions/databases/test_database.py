@@ -154,9 +154,7 @@ LABELS = "who,at,{}\na3,2024-02-01,{}\nb7,2024-02-02,{}\na3,2024-02-15,{}\na3,20
         ("regression", ("1", "2.5", "4", "", "-1"), [1, 2.5, 4, None, -1], 1),
     ],
 )
-def test_answers_of_a_task(
-    task_type: str, answers: tuple[str, ...], y: list[Any], outputs: int, tmp_path: Path
-) -> None:
+def test_answers_of_a_task(task_type: str, answers: tuple[str, ...], y: Any, outputs: int, tmp_path: Path) -> None:
     task, labels = TASK.replace("binary_classification", task_type), LABELS.format("stays", *answers)
     graph = prepared(tmp_path, FILES | {"tasks/stays/manifest.yaml": task, "tasks/stays/labels.csv": labels})
     arrays, (told,) = graph.types.node_arrays["stays"], tables_of(graph).tasks.values()
@@ -357,9 +355,7 @@ def test_a_table_of_two_keys_is_edges(may_dangle: bool, tmp_path: Path) -> None:
     assert times.tolist() == [seconds("2024-03-09"), seconds("2024-01-30")]  # by receiver
 
 
-def test_rows_stay_in_order_where_a_join_returns_them_in_another(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_rows_stay_in_order_where_a_join_returns_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As a join does that goes to the disk; an edge without a key is left out, and equal edges keep their times."""
     likes = "who,what,since\na3,12,2024-01-30\nb7,,2024-01-30\na3,12,2024-03-09\na3,12,2024-02-01\n"
     told = MANIFEST + "  likes: {fkeys: {who: customer, what: order}, time_col: since}\n"

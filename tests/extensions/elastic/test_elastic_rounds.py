@@ -35,17 +35,6 @@ MOMENTUM = {"outer": lgd.Outer(momentum=0.5, nesterov=True)}
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("lighthouse")
-def test_ranks_meet_without_a_process_group(tmp_path: Path) -> None:
-    first, second, third = run_ranks(train, 3, str(tmp_path), 4)
-    assert differs(first.state, second.state) == differs(first.state, third.state) == 0.0
-    assert first.rounds == second.rounds == third.rounds == 4
-    assert first.steps == second.steps == third.steps
-    assert first.members[-1] == 3
-    assert len(list((tmp_path / "saved").glob("*.ckpt"))) == 2
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("lighthouse")
 @pytest.mark.parametrize(
     ("fate", "means"),
     [
@@ -427,9 +416,7 @@ def test_a_program_that_is_not_there_is_named() -> None:
         ("--grace", "-5", "must be a number of seconds, more than 0, got -5"),
     ],
 )
-def test_options_that_could_not_work_are_refused(
-    capsys: pytest.CaptureFixture[str], option: str, value: str, message: str
-) -> None:
+def test_useless_options_are_refused(capsys: pytest.CaptureFixture[str], option: str, value: str, message: str) -> None:
     with pytest.raises(SystemExit):
         main(["elastic", "--ranks", "2", f"{option}={value}", "--", sys.executable, "train.py"])
     assert message in capsys.readouterr().err

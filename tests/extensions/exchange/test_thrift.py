@@ -113,9 +113,7 @@ def fit(world_size: int, name: str, exchange: lgd.Exchange, epochs: int, path: P
     ],
     ids=repr,
 )
-def test_stale_rows_and_gradients_are_as_old_as_was_asked(
-    name: Any, exchange: Any, num_ranks: int, tmp_path: Path
-) -> None:
+def test_stale_rows_and_gradients_are_as_old_as_asked(name: Any, exchange: Any, num_ranks: int, tmp_path: Path) -> None:
     data = weighted_data()
     owner = odd(data, num_ranks).assignment
     expected = learned_from_stale_rows(name, data, owner, 6, exchange.every, exchange.overlap)

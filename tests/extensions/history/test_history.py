@@ -140,6 +140,10 @@ def averaging(**options: Any) -> lgd.LocalSGDStrategy:
     return lgd.LocalSGDStrategy(lgd.EverySteps(STEPS), **options, **PATIENCE)
 
 
+def drifting() -> lgd.LocalSGDStrategy:
+    return averaging(drift=lgd.Drift("ranks"))
+
+
 def correcting() -> lgd.LLCGStrategy:
     correction = lgd.Correction(1, optimizer=partial(torch.optim.SGD, lr=0.1))
     return lgd.LLCGStrategy.as_published(lgd.EverySteps(STEPS), correction=correction, **PATIENCE)
@@ -156,20 +160,14 @@ DEALT = {
     "partitioner": lgd.Partition(SUPERNODES.to(torch.int32), CHUNKS),
     "holding": lgd.Holding(lgd.Redeal(CHUNKS), every=STEPS),
 }
+ROTATED = {"holding": lgd.Holding(lgd.Rotate(), every=STEPS)}
+WHOLE_BATCHES = {"global_batching": lgd.GlobalBatching(batch_size=1000)}
 CASES: dict[str, tuple[ByHand, Callable[[], Any], dict[str, Any]]] = {
     "SAGE": (ByHand("SAGE", 3, fixed(OWNER)), averaging, {}),
     "GCN": (ByHand("GCN", 3, fixed(OWNER)), averaging, {"sampler": lgd.NeighborSampler([-1] * 3)}),
-    "rotated, with drift": (
-        ByHand("SAGE", 3, rotated(OWNER), drifts=True),
-        lambda: averaging(drift=lgd.Drift("ranks")),
-        {"holding": lgd.Holding(lgd.Rotate(), every=STEPS)},
-    ),
+    "rotated, with drift": (ByHand("SAGE", 3, rotated(OWNER), drifts=True), drifting, ROTATED),
     "redealt": (ByHand("GCN", 2, redealt(SUPERNODES)), averaging, DEALT),
-    "corrected": (
-        ByHand("SAGE", 3, fixed(OWNER), corrects=True),
-        correcting,
-        {"global_batching": lgd.GlobalBatching(batch_size=1000)},
-    ),
+    "corrected": (ByHand("SAGE", 3, fixed(OWNER), corrects=True), correcting, WHOLE_BATCHES),
 }
 
 
@@ -390,9 +388,7 @@ OF_LAYERS = [(2, lgd.WholePartSampler(2)), (3, lgd.WholePartSampler(3)), (2, lgd
 
 
 @pytest.mark.parametrize(("num_layers", "sampler"), OF_LAYERS)
-def test_with_types_too_and_when_they_are_resumed_they_are_those_by_hand(
-    num_layers: int, sampler: Any, tmp_path: Path
-) -> None:
+def test_with_types_too_and_when_resumed_they_are_those_by_hand(num_layers: int, sampler: Any, tmp_path: Path) -> None:
     graph = lgd.Graph.from_pyg(DATA)
     expected = history_by_hand(num_layers, 3, 2, owners(graph, 2).assignment, graph)
     for found in run_ranks(remembered, 2, num_layers, sampler, tmp_path):

@@ -116,9 +116,7 @@ CASES = [("SAGE", "plain", 1), ("GCN", "grappa", 2), slow("GAT", "llcg", 2), slo
 
 @pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`:UserWarning")
 @pytest.mark.parametrize(("kind", "strategy", "num_ranks"), CASES)
-def test_another_graph_is_judged_as_one_forward_over_it(
-    kind: str, strategy: str, num_ranks: int, tmp_path: Path
-) -> None:
+def test_another_graph_is_judged_as_one_forward_of_it(kind: str, strategy: str, num_ranks: int, tmp_path: Path) -> None:
     run_ranks(judged_elsewhere, num_ranks, kind, strategy, tmp_path)
 
 

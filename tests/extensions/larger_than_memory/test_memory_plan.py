@@ -294,9 +294,7 @@ def predicted(module: Any, data: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("free", [1 << 14, 1 << 12])
-def test_rows_are_the_same_to_the_bit(
-    free: int, large_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_bitwise_equal(free: int, large_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     types = typed_graph_of_papers(200)
     types.save(tmp_path / "typed")
     torch.manual_seed(0)

@@ -117,9 +117,7 @@ SIGHTS = [(None, False, 0), (SENT, True, 1), slow(None, True, 1), slow(SENT, Fal
 
 
 @pytest.mark.parametrize(("kind", "equal", "seed"), SIGHTS)
-def test_each_end_sees_what_was_before_its_target_and_nothing_else(
-    kind: EdgeType | None, equal: bool, seed: int
-) -> None:
+def test_each_end_sees_what_was_before_its_target_and_no_more(kind: EdgeType | None, equal: bool, seed: int) -> None:
     graph = events(kind, seed)
     data = data_of(split_of(kind, graph), "edge_time" if kind is None else "time", equal=equal)
     first, last = ("", "") if kind is None else (kind[0], kind[2])

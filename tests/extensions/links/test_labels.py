@@ -59,9 +59,7 @@ def test_classes_and_rows_keep_their_types() -> None:
 # Fits.
 
 
-def part_by_hand(
-    split: lgd.LinkSplit, kind: EdgeType | None, owner: Tensor, rank: int, model: Rater
-) -> tuple[Tensor, int]:
+def of_part(split: lgd.LinkSplit, kind: EdgeType | None, owner: Tensor, rank: int, model: Rater) -> tuple[Tensor, int]:
     """The sum of squared errors of all labelled edges inside a part, none of which sends, and their number."""
     data = split.graph.to_pyg()
     ends, _, label = store_of(split.graph, kind)
@@ -97,7 +95,7 @@ def uneven(graph: lgd.Graph) -> lgd.Partition:
 def test_a_step_of_two_unequal_ranks_is_that_of_one_process(kind: EdgeType | None) -> None:
     split, model = split_of(kind), Rater(edge_type=kind)
     owner = uneven(split.graph).assignment
-    sums, counts = zip(*(part_by_hand(split, kind, owner, rank, model) for rank in range(2)), strict=True)
+    sums, counts = zip(*(of_part(split, kind, owner, rank, model) for rank in range(2)), strict=True)
     (sum(sums) / sum(counts)).backward()  # type: ignore[union-attr]
     results = run_ranks(step, 2, split, kind)
     assert [count for _, count in results] == list(counts) and counts[0] > 1.5 * counts[1] > 0

@@ -114,11 +114,11 @@ def by_hand(split: lgd.LinkSplit, here: dict[str, set[int]], batch: Any) -> Edge
 
 
 def edges_of_batch(batch: Any) -> Edges:
-    return Counter(
-        (kind, s, r)
-        for kind, store in batch.edge_items()
-        for s, r in pairs(torch.stack([batch[kind[end]].n_id[store.edge_index[end // 2]] for end in (0, 2)]))
-    )
+    found: Edges = Counter()
+    for kind, store in batch.edge_items():
+        ends = [batch[kind[end]].n_id[store.edge_index[end // 2]] for end in (0, 2)]
+        found.update((kind, s, r) for s, r in pairs(torch.stack(ends)))
+    return found
 
 
 def nodes_of(part: lgd.Graph) -> dict[str, set[int]]:

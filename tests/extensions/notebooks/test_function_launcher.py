@@ -298,7 +298,7 @@ def test_results_come_back_and_refer_to_what_is_here() -> None:
 
 
 @pytest.mark.slow
-def test_a_module_beside_a_notebook_is_found_after_a_change_of_directory(
+def test_a_module_beside_a_notebook_is_found_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "beside_a_notebook.py").write_text("def tens(rank):\n    return 10 * rank + 10\n")
@@ -320,9 +320,7 @@ def test_a_module_beside_a_notebook_is_found_after_a_change_of_directory(
         (lambda: os.kill(os.getpid(), signal.SIGKILL), RuntimeError, "Rank 1 was killed by SIGKILL. The other ranks"),
     ],
 )
-def test_the_rank_that_fails_is_heard_and_the_others_end(
-    act: Callable[[], Any], kind: type[BaseException], message: str
-) -> None:
+def test_the_rank_that_fails_is_heard_and_the_others_end(act: Any, kind: type[BaseException], message: str) -> None:
     start = time.monotonic()
     ranks = ranks_of(wait_unless(1, act))
     error = ranks.run()

@@ -24,7 +24,7 @@ from tests.callbacks.test_predictions import NAMES, Rows, by_hand, check, prepar
 from tests.cli.test_train import SMALL, command
 from tests.data_fitting import trainer
 from tests.graph.parted import in_order_of_shards
-from tests.layers.test_typed_layers import CLOSE, DATA, EXACT, WRONG, Filters, check_evaluation, graph_of, model
+from tests.layers.test_typed_layers import CLOSE, DATA, EXACT, check_evaluation, graph_of, model
 from tests.layers.typed_model import ByLayers, OfLinks
 from tests.memory import Peak, give_back_at_once, reads_memory
 from tests.ranks import RankError, run_ranks
@@ -127,9 +127,7 @@ class Residual(pl.LightningModule):
         return 0
 
 
-def test_layers_see_input_rows_and_the_degrees_of_the_whole_graph(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_layers_see_input_rows_and_degrees_of_the_whole_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_pass, "bytes_foreseen", at_most(100))
     model, edges = Residual(), graph()
     x, scale = quantize_rows(edges.node_arrays["x"])
@@ -349,23 +347,6 @@ def test_a_type_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"seed_type .* is for a graph with types"):
         lgd.predict_by_layer(trainer(1), model(), plain, tmp_path / "rows.npy", seed_type="paper")
     assert not list(tmp_path.iterdir())
-
-
-def filtered(rank: int, world_size: int, kind: type[ByLayers], path: Path) -> None:
-    graph = graph_of()
-    lgd.predict_by_layer(trainer(world_size, **EXACT), model(2, kind), graph, path, seed_type="paper")
-
-
-def test_no_rows_and_none_to_return_are_alike(tmp_path: Path) -> None:
-    run_ranks(filtered, 2, Filters, tmp_path / "rows.npy")
-    rows = torch.from_numpy(np.load(tmp_path / "rows.npy"))
-    torch.testing.assert_close(rows, model().whole(DATA)["paper"].detach(), **CLOSE)
-
-
-@pytest.mark.parametrize(("kind", "message"), WRONG)
-def test_ranks_that_return_other_rows_are_told_of_it(kind: Any, message: str, tmp_path: Path) -> None:
-    with pytest.raises(RankError, match=rf"Layer 0 of layers\(\) returned {message}"):
-        run_ranks(filtered, 2, kind, tmp_path / "rows.npy")
 
 
 def test_shards_of_one_node_type_may_have_several_edge_types(tmp_path: Path) -> None:

@@ -142,9 +142,7 @@ def fit_either(rank: int, world_size: int, strategy: Any, ckpt_path: Path | None
     return {name: each for name, each in state_of(module).items() if not name.startswith("accuracy")}
 
 
-def at_once_and_without(
-    rank: int, world_size: int, outer: lgd.Outer, bits: Any, *, corrects: bool
-) -> tuple[State, State]:
+def at_once_or_not(rank: int, world_size: int, outer: lgd.Outer, bits: Any, *, corrects: bool) -> tuple[State, State]:
     reducers.Overlap = AtOnce  # type: ignore[misc]  # in this rank's process alone
     options: Any = {"outer": outer, "average_optimizer": True} | PATIENCE
     kind = lgd.LLCGStrategy if corrects else lgd.LocalSGDStrategy
@@ -158,7 +156,7 @@ def at_once_and_without(
 @pytest.mark.parametrize("corrects", [False, True])
 @pytest.mark.parametrize(("outer", "bits"), [(lgd.Outer.diloco(), None), (lgd.Outer(momentum=0.8, adaptive=True), 8)])
 def test_a_mean_that_is_taken_in_where_it_is_sent_is_no_overlap(outer: lgd.Outer, bits: int, corrects: bool) -> None:
-    for without, at_once in run_ranks(partial(at_once_and_without, outer=outer, bits=bits, corrects=corrects), 2):
+    for without, at_once in run_ranks(partial(at_once_or_not, outer=outer, bits=bits, corrects=corrects), 2):
         assert differs(without, at_once) == 0.0
 
 

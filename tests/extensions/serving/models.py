@@ -86,12 +86,8 @@ class InLayers(pl.LightningModule):
         return through_layers(self, batch)
 
 
-MODELS = {
-    "SAGE": lambda: OnBlocks(SAGEConv),
-    "GCN": lambda: OnEdges(GCNConv),
-    "GCN in layers": InLayers,
-    "GAT": lambda: OnEdges(GATConv),
-}
+MODELS = {"SAGE": lambda: OnBlocks(SAGEConv), "GCN": lambda: OnEdges(GCNConv), "GAT": lambda: OnEdges(GATConv)}
+MODELS["GCN in layers"] = InLayers
 
 
 def answerer(model: Any, data: PartitionedDataModule, *, neighbors: int = 1000, **limits: int) -> Answerer:

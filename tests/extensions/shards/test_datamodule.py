@@ -220,9 +220,7 @@ def test_times_that_are_not_there_are_refused(saved_types: Path, more: dict[str,
     data.on_exception(ValueError())
 
 
-def test_all_that_trees_see_is_evaluated_as_on_the_whole_graph(
-    saved_types: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_that_trees_see_is_evaluated_as_on_one_host(saved_types: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where nothing is said of how: in batches as large as those of training, or smaller."""
     graph, found, sizes = typed_graph_of_papers(300), [], []
     options: dict[str, Any] = {"sampler": lgd.TemporalSampler([4, 3], "time"), "batch_size": 16}
@@ -337,9 +335,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("kind", "options", "message"), REFUSED)
-def test_what_cannot_work_is_refused(
-    saved: Path, saved_types: Path, kind: str, options: dict[str, Any], message: str
-) -> None:
+def test_what_cannot_work_is_refused(saved: Path, saved_types: Path, kind: str, options: Any, message: str) -> None:
     folder, defaults = (saved_types / "shards", OPTIONS_OF_TYPES) if kind == "types" else (saved / "shares", OPTIONS)
     with pytest.raises(ValueError, match=message):
         lgd.PartitionedDataModule(folder, **(defaults | options))
@@ -370,9 +366,7 @@ WHOLE_PARTS = {"boundary": lgd.Exchange(), "sampler": lgd.WholePartSampler(2)}
         (4, None, WHOLE_PARTS, "takes one rank for each shard, and 4 ranks hold the 2 shards of"),
     ],
 )
-def test_fits_that_cannot_be_are_refused(
-    saved: Path, num_ranks: int, way: str | None, options: dict[str, Any], message: str
-) -> None:
+def test_fits_that_cannot_be_are_refused(saved: Path, num_ranks: int, way: Any, options: Any, message: str) -> None:
     check_refused(num_ranks, saved / "shares", message, way, **options)
 
 

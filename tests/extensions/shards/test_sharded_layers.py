@@ -224,10 +224,10 @@ def seeds_come_first(graph: lgd.Graph) -> None:
     graph.node_arrays["time"] -= 5000
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [(one_is_missing, r"Shard 1: edge_time of edge \d+ is -2\*\*63"), (seeds_come_first, "No seed sees an event")],
-)
+SPOILT = [(one_is_missing, r"Shard 1: edge_time of edge \d+ is -2\*\*63"), (seeds_come_first, "No seed sees an event")]
+
+
+@pytest.mark.parametrize(("spoil", "message"), SPOILT)
 def test_what_is_wrong_with_one_shard_or_all_is_said_by_every_rank(tmp_path: Path, spoil: Any, message: str) -> None:
     graph = plain(0, "edges")
     graph.node_arrays |= {"y": torch.zeros(40), "train_mask": torch.ones(40, dtype=torch.bool)}

@@ -182,9 +182,7 @@ def test_an_evaluation_takes_as_many_seeds_at_once_as_its_trees_have_memory() ->
     assert [batch.batch_size for batch in batches] == [100, 100, 100]
 
 
-def test_it_tells_once_which_edges_have_no_time_of_their_own(
-    informed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_tells_once_which_edges_have_no_time(informed: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Of those that are always seen at a level that Lightning shows."""
     told: list[str] = []
     monkeypatch.setattr(temporal_sampler, "rank_zero_info", told.append)

@@ -199,9 +199,7 @@ def started(rank: int, world_size: int, folder: str, options: dict[str, Any]) ->
     ],
     ids=["fetch", "isolated"],
 )
-def test_a_shard_without_edges_to_learn_is_refused_by_all_ranks(
-    tmp_path: Path, options: dict[str, Any], message: str
-) -> None:
+def test_a_shard_without_edges_is_refused_by_all_ranks(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     split = lgd.split_edges(small_graph(300, 600), 0.1, 0.1, negatives=3, undirected=False)
     alone = (split.graph.degrees() == 0).int()  # nodes that receive nothing
     lgd.save_shards(split, lgd.Partition(alone, 2), tmp_path / "shards")
