@@ -19,11 +19,6 @@ def edge_index_of(graph: Graph) -> torch.Tensor:
     return torch.stack([graph.indices.long(), rows])
 
 
-def star(degree: int) -> Graph:
-    """Node 0 receives from nodes 1 to `degree`."""
-    return Graph.from_edge_index(torch.stack([torch.arange(1, degree + 1), torch.zeros(degree).long()]), degree + 1)
-
-
 def assert_same(left: Sequence[Sample], right: Sequence[Sample], rtol: float = 0.0) -> None:
     """Samples are equal, but for weights that may be computed in another order; others may lie on a device."""
     for one, other in zip(left, right, strict=True):
