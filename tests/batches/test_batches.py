@@ -4,23 +4,29 @@ import copy
 import gc
 import itertools
 import multiprocessing
+import pickle
 import statistics
 import threading
 import time
 import traceback
+import weakref
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 import torch
 
+import lightning_gnn_dist as lgd
 from lightning_gnn_dist import NeighborSampler, WholePartSampler, communities
 from lightning_gnn_dist.batches import pool
 from lightning_gnn_dist.batches.batch import SampledData
-from lightning_gnn_dist.batches.batches import FORKED, GlobalBatches, OwnSeeds
+from lightning_gnn_dist.batches.batches import FORKED, THREAD_NAME, Batches, Deal, GlobalBatches, Learning, OwnSeeds
 from lightning_gnn_dist.batches.source import GraphSource
+from lightning_gnn_dist.homes.parts import Parts
+from lightning_gnn_dist.homes.residency import Plan
 from tests.loaders import SEEDS, Recorder, loader, same, seeds_of, threads
 
 
@@ -358,3 +364,138 @@ def test_own_seeds_are_dealt_once_a_pass_and_evenly(sizes: list[int]) -> None:
             assert sorted(itertools.chain(*(batch for own in of_ranks for batch in own[one_pass]))) == train
         orders.append(of_ranks[0])
     assert orders[0] != orders[1]
+
+
+# The training loader across super-epochs: the same batches however it is read, and nothing left running.
+
+
+BATCHES, EVERY = 5, 2
+
+
+def parts(*, in_background: bool = True) -> Parts:
+    graph = lgd.communities(400, 4, num_features=4, train_share=0.3, seed=2)
+    partition = lgd.RandomPartitioner()(graph, 4, 0)
+    plan = Plan(graph, partition, lgd.Holding(lgd.Rotate()), 4, 0)
+    return Parts(plan, 1, lgd.Isolated(), lgd.Coverage(), in_background=in_background)
+
+
+def learning_of(part: lgd.Graph, num_batches: int = BATCHES) -> Learning:
+    return Learning(GraphSource(part, lgd.NeighborSampler([3, 3])), Deal(part.split("train"), num_batches, 5))
+
+
+def across(source: Parts, *, num_batches: int = BATCHES, weigh: Literal["node", "batch"] = "node") -> Batches:
+    return Batches(lambda phase: learning_of(source.at(phase), num_batches), num_batches, every=EVERY, weigh=weigh)
+
+
+def ids(batches: Any) -> list[list[int]]:
+    return [batch.n_id.tolist() for batch in batches]
+
+
+def test_passes_and_stream_are_the_same_batches() -> None:
+    by_pass, streamed = across(parts()), across(parts(in_background=False))
+    passes = [batch for _ in range(6) for batch in ids(by_pass)]
+    assert ids(islice(streamed.stream(0), 6 * BATCHES)) == passes
+    assert ids(islice(across(parts()).stream(13), 12)) == passes[13:25]
+    one, other = (across(parts()) for _ in range(2))
+    one.set_epoch(4)
+    assert ids(one) == passes[4 * BATCHES : 5 * BATCHES]
+    assert ids(other) == passes[:BATCHES]
+
+
+def test_a_checkpoint_says_where_in_a_pass_it_was_written() -> None:
+    whole = across(parts())
+    whole.set_epoch(3)
+    expected = ids(whole)
+    stopped = across(parts())
+    stopped.set_epoch(3)
+    iterator = iter(stopped)
+    for _ in range(3):
+        next(iterator)
+    resumed = across(parts())
+    resumed.load_state_dict(stopped.state_dict())
+    started = iter(resumed)  # Lightning makes the iterator before it numbers the pass
+    resumed.set_epoch(3)
+    assert ids(started) == expected[3:]
+    assert resumed.state_dict() == {"batches_done": 0}  # at the end of a pass the next one begins
+    resumed.set_epoch(3)
+    assert ids(resumed) == expected
+
+
+def test_a_stream_goes_on_after_a_move_to_its_next_part() -> None:
+    expected = ids(islice(across(parts()).stream(0), 3 * EVERY * BATCHES))
+    source = parts()
+    ours = across(source)
+    stream = ours.stream(0)
+    found = ids(islice(stream, EVERY * BATCHES))
+    before = weakref.ref(source.current())
+    ours.move_to(EVERY * BATCHES)
+    assert source.figures["data/switches"] == 1 and torch.equal(source.current().indices, parts().at(1).indices)
+    gc.collect()
+    assert before() is None  # the stream does not hold it
+    assert found + ids(islice(stream, 2 * EVERY * BATCHES)) == expected
+    source.close()
+
+
+def test_it_moves_to_no_part_without_seeds() -> None:
+    source = parts(in_background=False)
+    first = source.at(0).indices.clone()
+
+    def make(phase: int) -> Learning:
+        part = source.at(phase)
+        if not torch.equal(part.indices, first):
+            part.node_arrays["train_mask"].zero_()
+        return learning_of(part)
+
+    ours = Batches(make, BATCHES, every=EVERY)
+    stream = ours.stream(0)
+    list(islice(stream, EVERY * BATCHES))
+    ours.move_to(EVERY * BATCHES)  # after the last round of a fit
+    assert torch.equal(source.current().indices, first)
+    with pytest.raises(ValueError, match="no seeds"):
+        next(stream)
+
+
+def test_the_next_part_is_read_in_the_background_and_another_when_it_is_asked_for() -> None:
+    source = parts()
+    source.at(0)
+    source._next[1].result()
+    readers: list[str] = []
+    source.read = lambda *_: readers.append(threading.current_thread().name)  # type: ignore
+    waited = source.figures["data/switch_waited_seconds"]
+    source.at(1)  # is there
+    assert source.figures["data/switch_waited_seconds"] > waited and source.figures["data/switches"] == 1
+    source._next[1].result()
+    assert len(readers) == 1 and readers[0].startswith(THREAD_NAME)  # of the one after it
+    jumping, expected = parts(), parts(in_background=False).at(2)
+    jumping.at(0)
+    assert jumping.at(2).node_arrays["n_id"].sort().values.equal(expected.node_arrays["n_id"].sort().values)
+    source.close(), jumping.close()
+
+
+def test_a_failure_in_the_background_reaches_training() -> None:
+    source = parts()
+    source.at(0)
+    source._next[1].result()
+    source._boundary = None  # type: ignore[assignment]
+    source.at(1)  # is there; the one after it cannot be read
+    with pytest.raises(AttributeError):
+        source.at(2)
+    source.close()
+
+
+def test_seeds_that_fill_a_pass_up_count_for_nothing() -> None:
+    source = parts()
+    seeds = source.at(0).split("train").numel()
+    ours = across(source, num_batches=seeds + 3)
+    batches = list(ours)
+    assert [batch.is_filler for batch in batches] == [False] * seeds + [True] * 3
+    assert not any(batch.coverage.any() for batch in batches[seeds:])
+    assert copy.copy(batches[-1]).to("cpu").is_filler and pickle.loads(pickle.dumps(batches[-1])).is_filler
+    source.close()
+
+
+def test_batch_level_gives_all_seeds_their_mean() -> None:
+    by_node, by_batch = across(parts()), across(parts(), weigh="batch")
+    for node, batch in zip(by_node, by_batch, strict=True):
+        mean = node.coverage[: node.batch_size].mean()
+        assert torch.allclose(batch.coverage[: batch.batch_size], mean.expand(batch.batch_size))

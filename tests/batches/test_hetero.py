@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import HeteroData
+from torch_geometric.data import Data, HeteroData
 from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
 
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler, citations
@@ -164,3 +164,31 @@ def test_without_types_each_node_has_a_label_or_none(dtype: torch.dtype, data: H
     others = torch.cat([papers[len(SEEDS) :], flat.y[flat.node_type != batch.node_types.index("paper")]])
     assert bool((others.isnan() if dtype.is_floating_point else others == -1).all())
     assert batch["paper"].y.shape == batch["paper"].input_id.shape == SEEDS.shape  # as it was
+
+
+# A batch of a graph without types is one of a graph with one type, but for names and PyG's class.
+
+
+KIND = ("node", "to", "node")
+RANDOM = torch.Generator().manual_seed(0)
+ARRAYS = {"x": torch.randn(90, 5, generator=RANDOM).half(), "y": torch.randint(0, 4, (90,), generator=RANDOM)}
+EDGES = torch.randint(0, 90, (2, 700), generator=RANDOM)
+OF_EDGES = {"edge_index": EDGES, "edge_weight": torch.rand(700, generator=RANDOM)}
+
+
+@pytest.mark.parametrize("how", [{}, {"all_labels": False}, {"widen": False}])
+def test_an_untyped_graph_is_one_of_one_type(how: dict[str, Any]) -> None:
+    graphs = (Data(**OF_EDGES, **ARRAYS), HeteroData({"node": ARRAYS, KIND: OF_EDGES}))
+    seeds, sampler = torch.tensor([7, 80, 3]), NeighborSampler([4, 3])
+    ours, typed = (batch_of(Graph.from_pyg(graph, edge_ids=True), seeds, sampler, **how) for graph in graphs)
+    assert isinstance(ours, Data) and isinstance(typed, HeteroData)
+    found = {**typed["node"].to_dict(), **typed[KIND].to_dict()}
+    assert found.pop("num_nodes") == ours.num_nodes
+    assert found.keys() == ours.to_dict().keys()
+    for name, value in ours.to_dict().items():
+        assert found[name].equal(value) if isinstance(value, Tensor) else found[name] == value, name
+    for block, by_type in zip(ours.blocks, typed.blocks, strict=True):
+        other = by_type[KIND]
+        assert (block.num_dst, block.num_src, block.dtype) == (other.num_dst, other.num_src, other.dtype)
+        assert block.indptr.equal(other.indptr) and block.indices.equal(other.indices)
+        assert block.weight is not None and block.weight.equal(other.weight)

@@ -1,16 +1,24 @@
 """Batches are on the GPU when Lightning gets them, and they are those of a CPU, whoever makes them."""
 
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch_geometric.nn import SAGEConv
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.wire.collectives import leave
+from tests.boundary.models import Model
 from tests.data_fitting import small_graph, trainer
-from tests.every_strategy import every_strategy, plain_ddp
+from tests.every_strategy import PATIENCE, every_strategy, plain_ddp
+from tests.gpu.needs import need_devices
+from tests.layers.models import NUM_CLASSES, NUM_FEATURES
+from tests.ranks import run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import differs, state_of
 
@@ -67,3 +75,27 @@ def test_the_memory_of_a_copy_comes_back() -> None:
     running.validate(module, data, verbose=False)
     torch.cuda.synchronize()
     assert torch.cuda.memory_allocated() - before < graph.num_bytes / 2
+
+
+def bytes_by_device(rank: int, world_size: int) -> Counter[str]:
+    """What a fit that refreshes rows at meetings gives to ranks, by the device that it lies on."""
+    given, send = Counter[str](), dist.all_to_all_single
+
+    def heard(received: Tensor, sent: Tensor, *args: Any, **named: Any) -> Any:
+        given[sent.device.type] += sent.nbytes
+        return send(received, sent, *args, **named)
+
+    dist.all_to_all_single = heard
+    graph = lgd.communities(400, NUM_CLASSES, num_features=NUM_FEATURES, train_share=0.6)
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([4, 4]), boundary=lgd.History())
+    options: dict[str, Any] = {"limit_val_batches": 0, "accelerator": "gpu", "precision": "64-true"}
+    trainer(world_size, lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE), **options).fit(Model(SAGEConv, 2), data)
+    dist.all_to_all_single = send
+    return given
+
+
+def test_rows_of_meetings_are_sent_from_the_device() -> None:
+    need_devices(2)
+    for given in run_ranks(bytes_by_device, 2):
+        bytes_of_row = 5 * 8
+        assert given["cuda"] > 0 and given["cuda"] % bytes_of_row == 0

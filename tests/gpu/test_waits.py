@@ -19,9 +19,11 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batches import THREAD_NAME
 from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.homes.settings import SampleOn
+from tests.boundary.models import Model
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
 from tests.gpu.needs import COUNTS_WAITS, need_devices
+from tests.layers.models import NUM_CLASSES, NUM_FEATURES
 from tests.ranks import run_ranks
 
 pytestmark = [
@@ -171,3 +173,40 @@ def test_waits_of_a_step_with_learned_rows(name: str, is_owned: bool, most: int)
     need_devices(2)
     for found in run_ranks(waits_with_rows, 2, name, is_owned):
         assert len(found) <= most * (LAST - FIRST), "\n".join(found)
+
+
+# Layers that exchange rows do not make the host wait: a step waits once, as without an exchange.
+
+
+class Counts(pl.Callback):
+    """Keeps where the host waited within some steps, but for Lightning's own waits."""
+
+    def __init__(self, notes: Any) -> None:
+        self.notes, self.waits = notes, Counter[str]()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, *args: Any) -> None:
+        self.notes.clear()
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, *args: Any) -> None:
+        if 2 <= trainer.current_epoch < 6:
+            for (kind, what, place), times in self.notes.items():
+                if kind == "sync" and "site-packages" not in place and "launchers.py" not in place:
+                    self.waits[f"{what} at {place}"] += times
+
+
+def waits_of_exchange(rank: int, world_size: int, exchange: lgd.Exchange) -> Counter[str]:
+    from pretend import notes
+
+    graph = lgd.communities(400, NUM_CLASSES, num_features=NUM_FEATURES, train_share=0.6)
+    data = lgd.PartitionedDataModule(graph, sampler=lgd.WholePartSampler(3), boundary=exchange)
+    counts = Counts(notes)
+    options: dict[str, Any] = {"callbacks": [counts], "limit_val_batches": 0, "accelerator": "gpu", "max_epochs": 6}
+    trainer(world_size, STRATEGIES["grappa"](), **options).fit(Model(SAGEConv, 3), data)
+    return counts.waits
+
+
+@pytest.mark.parametrize("exchange", [lgd.Exchange(), lgd.Exchange(overlap=True), lgd.Exchange(share=0.5)], ids=repr)
+def test_a_step_that_exchanges_rows_waits_once(exchange: lgd.Exchange) -> None:
+    need_devices(2)
+    for found in run_ranks(waits_of_exchange, 2, exchange):
+        assert found.total() <= 4, "\n".join(f"{times} x {place}" for place, times in found.items())
