@@ -145,16 +145,13 @@ def test_strategies_and_clocks_can_be_written() -> None:
     assert strategy.correction == lgd.Correction(optimizer="persistent")
 
 
-@pytest.mark.parametrize(
-    ("strategy", "drift"),
-    [
-        (init("LLCGStrategy", drift={"decay": 0.9}), lgd.Drift("global", decay=0.9)),
-        (init("LLCGStrategy", drift=init("Drift", towards="ranks")), lgd.Drift("ranks")),
-        (init("TMAStrategy", drift={"anchor_steps": 8}), lgd.Drift("ranks", anchor_steps=8)),
-    ],
-)
-def test_drift_can_be_written_in_part(strategy: Any, drift: lgd.Drift) -> None:
-    assert parsed(strategy=strategy).trainer.strategy.drift == drift
+def test_drift_can_be_written_in_part() -> None:
+    for name, written, drift in (
+        ("LLCGStrategy", {"decay": 0.9}, lgd.Drift("global", decay=0.9)),
+        ("LLCGStrategy", init("Drift", towards="ranks"), lgd.Drift("ranks")),
+        ("TMAStrategy", {"anchor_steps": 8}, lgd.Drift("ranks", anchor_steps=8)),
+    ):
+        assert parsed(strategy=init(name, drift=written)).trainer.strategy.drift == drift
 
 
 @pytest.mark.parametrize("steps", [3, 1.0])

@@ -197,12 +197,6 @@ def pickled(data: Any) -> Any:
     return pickle.loads(pickle.dumps(data))
 
 
-def modules(folder: Path) -> list[Any]:
-    graph = small_graph()
-    graph.save(folder / "graph")
-    return [lgd.PartitionedDataModule(place, batch_size=30) for place in (graph, folder / "graph")]
-
-
 def of_a_run(data: Any) -> list[Any]:
     """Batches of training and validation, in the midst of which nothing is torn down."""
     data.setup("fit")
@@ -220,8 +214,9 @@ def check_copies(data: Any) -> None:
 
 
 def test_copies_have_the_same_batches(tmp_path: Path) -> None:
-    for data in modules(tmp_path):
-        check_copies(data)
+    small_graph().save(tmp_path / "graph")
+    for place in (small_graph(), tmp_path / "graph"):
+        check_copies(lgd.PartitionedDataModule(place, batch_size=30))
 
 
 @pytest.mark.parametrize("boundary", [lgd.Isolated(), lgd.Halo(1)])
@@ -320,11 +315,10 @@ def test_batches_of_parts_say_it_of_the_whole_graph(boundary: Boundary, is_saved
     assert sorted(seen) == list(range(int(DATA.train_mask.sum())))
 
 
-class Asking(SAGE):
-    """Looks at every batch that it is given."""
+class Places(pl.Callback):
+    """Keeps where in its split each seed of every batch is."""
 
     def __init__(self) -> None:
-        super().__init__(4, 3)
         self.seen: dict[str, list[int]] = {"train": [], "val": [], "predict": []}
 
     def look(self, batch: Any, kind: str) -> None:
@@ -333,26 +327,24 @@ class Asking(SAGE):
         assert batch.input_id.shape == (batch.batch_size,)
         assert places is None or places[: batch.batch_size].all()
 
-    def training_step(self, batch: Any) -> Any:
+    def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, *_: int) -> None:
         self.look(batch, "train")
-        return super().training_step(batch)
 
-    def validation_step(self, batch: Any) -> None:
+    def on_validation_batch_start(self, trainer: Any, module: Any, batch: Any, *_: int) -> None:
         self.look(batch, "val")
 
-    def predict_step(self, batch: Any) -> Any:
+    def on_predict_batch_start(self, trainer: Any, module: Any, batch: Any, *_: int) -> None:
         self.look(batch, "predict")
-        return batch.input_id
 
 
 def asked(rank: int, world_size: int, folder: Path | None) -> dict[str, list[int]]:
     whole: dict[str, Any] = {"partitioner": lgd.RandomPartitioner()} if folder is None else {}
     data = lgd.PartitionedDataModule(folder or GRAPH, sampler=lgd.NeighborSampler([4, 3]), batch_size=30, **whole)
-    model, ddp = Asking(), lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE)
-    fitting = trainer(world_size, ddp, max_epochs=2)
-    fitting.fit(model, data)
-    fitting.predict(model, data)
-    return model.seen
+    module, places = SAGE(4, 3), Places()
+    fitting = trainer(world_size, lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE), callbacks=[places])
+    fitting.fit(module, data)
+    fitting.predict(module, data)
+    return places.seen
 
 
 def check_that_ranks_share_places(folder: Path | None) -> None:

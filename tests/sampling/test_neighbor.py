@@ -46,11 +46,8 @@ def table(request, monkeypatch):
     return request.param
 
 
-RULES = [
-    {},
-    {"replace": True},
-    *({"replace": replace, "weight": f"edge_{kind}"} for kind in ("weight", "double") for replace in (False, True)),
-]
+RULES: list[dict[str, Any]] = [{}, {"replace": True}]
+RULES += [{"replace": replace, "weight": f"edge_{kind}"} for kind in ("weight", "double") for replace in (False, True)]
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -68,15 +65,15 @@ def test_it_is_the_one_page_sampler(table, rule):
         assert sample.edge_ids is not None and sample.edge_ids.tolist() == list(chain(*edges))
 
 
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        (None, r"has no edge array 'edge_weight'.*\['edge_attr'\]"),
-        (torch.full((240,), -1.0), r"holds -1\.0"),
-        (torch.full((240,), torch.nan), "holds nan"),
-        (torch.ones(240, 2), r"shape \(240, 2\)"),
-    ],
-)
+USELESS = [
+    (None, r"has no edge array 'edge_weight'.*\['edge_attr'\]"),
+    (torch.full((240,), -1.0), r"holds -1\.0"),
+    (torch.full((240,), torch.nan), "holds nan"),
+    (torch.ones(240, 2), r"shape \(240, 2\)"),
+]
+
+
+@pytest.mark.parametrize(("weights", "message"), USELESS)
 def test_useless_weights_are_refused(weights, message):
     graph = random_graph()
     arrays = {} if weights is None else {"edge_weight": weights}
