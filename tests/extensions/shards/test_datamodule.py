@@ -46,6 +46,29 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def evaluate(rank: int, world_size: int, folder: str) -> tuple[list[Tensor], list[Tensor]]:
+    """What each rank trains on and evaluates, where two groups of ranks have a copy each."""
+    data = lgd.PartitionedDataModule(f"{folder}/shares", **OPTIONS)
+    model, fitting = SAGE(12, 4), trainer(world_size, lgd.LocalSGDStrategy(lgd.EverySteps(2), **PATIENCE), max_epochs=8)
+    fitting.fit(model, data)
+    model.evaluated.clear()
+    fitting.validate(model, data, verbose=False)
+    return model.trained, [ids for ids, _ in model.evaluated]
+
+
+def test_copies_divide_the_nodes_among_them(saved: Path) -> None:
+    whole = lgd.Graph.open(saved / "whole")
+    n_id = whole.node_arrays["n_id"]
+    results = run_ranks(evaluate, 4, str(saved))
+    evaluated = torch.cat([ids for _, shown in results for ids in shown])
+    assert evaluated.sort().values.tolist() == n_id[whole.split("val")].sort().values.tolist()
+    shards = [set(n_id[:240].tolist()), set(n_id[240:].tolist())]
+    trained = [set(torch.cat(seeds).tolist()) for seeds, _ in results]
+    assert trained[0] <= shards[0] and trained[2] <= shards[0] and not trained[0] & trained[2]
+    assert trained[1] <= shards[1] and trained[3] <= shards[1] and not trained[1] & trained[3]
+    assert set().union(*trained) == set(n_id[whole.split("train")].tolist())
+
+
 class Mistaken(SAGE):
     """Is evaluated layer by layer, so that its batches are made when they are read."""
 

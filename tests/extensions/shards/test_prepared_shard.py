@@ -113,6 +113,13 @@ def typed_folder(tmp_path: Path) -> Path:
     return tmp_path / "shards"
 
 
+def test_an_order_of_time_stays(tmp_path: Path) -> None:
+    graph = Graph.from_pyg(typed_graph_of_widths().to_pyg(), time="time")
+    save_shards(graph, uneven_partition(graph, 2), tmp_path / "shards")
+    types = Shard.open(tmp_path / "shards", 0).rows.types
+    assert types is not None and types.time == "time" and types.seeds == "paper"
+
+
 STARTS = [["paper", [0, 1, 11, 12]], ["author", [0, 3, 7, 7]], ["venue", [0, 0, 2, 3]]]
 
 
