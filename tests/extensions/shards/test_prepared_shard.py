@@ -37,6 +37,15 @@ def test_a_host_needs_its_own_shard_only(folder: Path) -> None:
         Shard.open(folder, 3)
 
 
+def test_shards_of_two_divisions_are_not_mixed(folder: Path, tmp_path: Path) -> None:
+    other = small_graph(200, edge_arrays=True)
+    save_shards(other, some_partition(other, 3), tmp_path / "other")
+    shutil.rmtree(folder / "share-00001")
+    shutil.copytree(tmp_path / "other" / "share-00001", folder / "share-00001")
+    with pytest.raises(ValueError, match="they come from two divisions"):
+        Shard.open(folder, 1)
+
+
 def test_a_folder_without_an_index_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="save_shards"):
         Shard.open(tmp_path, 0)
