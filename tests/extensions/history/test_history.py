@@ -191,6 +191,26 @@ def test_local_steps_with_rows_of_the_last_meeting_are_those_by_hand() -> None:
                 assert torch.equal(found[case][key], of_ranks[0][case][key]), "replicas differ"
 
 
+def resumed(rank: int, world_size: int, folder: Path) -> tuple[Weights, Weights]:
+    """The weights of a fit that never stopped, and of one that did."""
+    _, strategy, options = CASES["rotated, with drift"]
+    found = []
+    for rounds, path in ((ROUNDS, None), (1, None), (ROUNDS, folder / "stopped.ckpt")):
+        module, running = model("SAGE", 3), quick(strategy(), max_epochs=rounds)
+        running.fit(module, parts(3, **options), ckpt_path=path)
+        if rounds == 1:
+            running.save_checkpoint(folder / "stopped.ckpt")
+        found.append(weights_of(module))
+    return found[0], found[2]
+
+
+@pytest.mark.slow
+def test_a_resumed_fit_is_one_that_never_stopped(tmp_path: Path) -> None:
+    for whole, stopped in run_ranks(resumed, RANKS, tmp_path):
+        for key, value in whole.items():
+            assert torch.equal(stopped[key], value), key
+
+
 # What it sends.
 
 
