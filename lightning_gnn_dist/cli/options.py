@@ -114,7 +114,7 @@ def _add_prepare(commands: Commands) -> None:
         "--split", type=float, nargs=3, metavar=("TRAIN", "VAL", "TEST"), help="deal labelled nodes: 0.6 0.2 0.2"
     )
     prepare.add_argument("--seed", type=int, default=0, help="decides the split, and random parts (default: 0)")
-    prepare.add_argument("--time", metavar="NAME", help="of several types: the column of times, which orders edges")
+    prepare.add_argument("--time", metavar="NAME", help="the column of times; of several types it orders edges")
     prepare.add_argument("--reverse", action="store_true", help="of several types: add rev_... for each type of edges")
     prepare.add_argument("--drop", nargs="+", default=[], metavar="NAME", help="arrays or columns to leave out")
     prepare.add_argument(

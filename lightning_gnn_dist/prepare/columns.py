@@ -381,7 +381,9 @@ class Columns:
             what = f"empty the cell, give another number, or leave the column out (--drop {name})."
             bad.append((name, f"isinf({cells.number})", f"which is no finite number: {what}"))
         elif kind == "number" and look.whole == look.there and not cells.is_real:
-            what = "which float32 rounds: write it with a fraction (.0) if that may be."
+            what = (
+                f"which float32 rounds: write it with a fraction (.0) if that may be; if it is a time, --time {name}."
+            )
             bad.append((name, cells.is_rounded, f"{what} {way_out}"))
         elif kind == "number":
             bad.append((name, cells.is_not_finite, f"which is no finite float32. {way_out}"))
@@ -415,7 +417,7 @@ class Columns:
 def columns_of(work: Work, table: Table, plan: TablePlan, time: str | None, kinds: Mapping[str, str]) -> Columns:
     """What the columns of a table become by their names: labels, splits, masks, times, and features.
 
-    Those of edges of a graph without types are features alone, and each feature of edges is an array of its own.
+    Those of edges of a graph without types are features and a time alone, each an array of its own, ``edge_...``.
 
     Args:
         work: Reads the table.
@@ -425,21 +427,29 @@ def columns_of(work: Work, table: Table, plan: TablePlan, time: str | None, kind
         kinds: The kinds of features, where they are told.
     """
     names, of_edges = plan.columns, plan.kind is None
-    roles = {} if EDGE in plan.edges else {name: role for name in names if (role := _role(name, time))}
-    arrays = {name: f"edge_{name.removeprefix('edge_')}" if of_edges else "" for name in names if name not in roles}
+    of_one_type = EDGE in plan.edges
+    roles = {name: role for name in names if (role := _role(name, time)) and (role == "time" or not of_one_type)}
+    arrays = {name: _of_edges(name) if of_edges else "" for name in names if name not in roles}
     of_split = [(name, f"{split}_mask") for name, role in roles.items() if role == "split" for split in SPLITS]
-    purposes = [(name, arrays.get(name) or purpose_of(name)) for name in names if roles.get(name) != "split"]
+    named = {name: _of_edges(name) if of_one_type else purpose_of(name) for name in names}
+    purposes = [(name, arrays.get(name) or named[name]) for name in names if roles.get(name) != "split"]
     check_purposes([*of_split, *purposes], table.source)
     looks, bad = work.look_at(table, roles, COUNTS)[1] if roles else {}, list[Bad]()
-    made = [each for name, role in roles.items() for each in _made(work, table, name, role, looks[name], bad)]
+    made = list[Made]()
+    for name, role in roles.items():
+        made += _made(work, table, name, named[name], role, looks[name], bad)
     work.refuse_cells(table, bad)
     features = [Feature(name, table.cells(name), array, asked=kinds.get(name)) for name, array in arrays.items()]
     return Columns(work, table, made, features)
 
 
-def _made(work: Work, table: Table, name: str, role: str, look: Any, bad: list[Bad]) -> Iterable[Made]:
+def _of_edges(name: str) -> str:
+    return f"edge_{name.removeprefix('edge_')}"
+
+
+def _made(work: Work, table: Table, name: str, array: str, role: str, look: Any, bad: list[Bad]) -> Iterable[Made]:
     """The arrays of a column that is no feature; what is wrong with it is added."""
-    cells, array, word = table.cells(name), purpose_of(name), f"lower(coalesce({table.cells(name).word}, ''))"
+    cells, word = table.cells(name), f"lower(coalesce({table.cells(name).word}, ''))"
     if look.shortest != look.longest:
         told = f"holds lists of unequal length: leave it out (--drop {name})."
         work.problems.append(f"{table.source}: column {name!r} {told}")

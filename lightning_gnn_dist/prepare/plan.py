@@ -326,7 +326,7 @@ def plan_of(source: Path, nodes: Path | None, names: Iterable[str], time: str | 
     drop.check(source)
     headings = reading.about_headings([table.path for table in found.tables])
     plan = Plan(found.nodes, found.edges, layout, tuple(found.tables), time, kinds, headings=headings)
-    if time is not None and plan.have_names and time not in drop.known:
+    if time is not None and (plan.have_names or plan.tables) and time not in drop.known:
         raise ValueError(f"time names the column {shown(time)}, and {source} has these: {shown(sorted(drop.known))}.")
     return plan
 

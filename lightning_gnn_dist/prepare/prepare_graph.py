@@ -234,7 +234,9 @@ def prepare_graph(
         nodes: A table or frame of nodes with their ids, or a folder or ``.npz`` of arrays, for a graph without types.
         tasks: The tasks of a database that is named by a connection: queries (``.sql``), or a ``database.yaml``.
         undirected: Add the reverse of every edge, and keep every edge once, of a graph without types.
-        time: Of several types, the array by which edges of one type into a node are ordered (:class:`GraphTypes`).
+        time: The column of times: whole numbers, or dates, which become seconds since 1970. Of several types, the array
+            by which edges of one type into a node are ordered (:class:`GraphTypes`); of one type edges have it as
+            ``edge_<name>``.
         reverse: Of several types, add an edge type ``rev_<name>`` for each, with the same arrays.
         split: Shares of labelled nodes, of each type, to train on, validate and test.
         seed: Decides the split.
@@ -292,10 +294,12 @@ class Preparation:
                 f"{source} holds several types: their nodes are known (no --nodes), and the reverse of an edge is of "
                 "another type (--reverse, no --undirected)."
             )
-        if not plan.have_names and of_types:
+        if not plan.have_names and self.reverse:
             raise ValueError(
-                "--time and --reverse are of graphs with types: a HeteroData, or a folder with folders nodes and edges."
+                "--reverse is of graphs with types: a HeteroData, or a folder with folders nodes and edges."
             )
+        if not plan.have_names and not plan.tables and self.time is not None:
+            raise ValueError("--time is of tables and of graphs with types: arrays of one type stay as they are.")
         if self.choice.kinds and (plan.unpacking is not None or not plan.tables):
             which = "has no tables" if plan.unpacking is None else "says itself what columns are (columns: ...)"
             raise ValueError(f"--as says what columns of tables are, and {source} {which}: leave it out.")

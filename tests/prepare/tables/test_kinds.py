@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from lightning_gnn_dist import Graph, prepare_graph
@@ -83,6 +84,21 @@ def test_times_may_be_dates(tmp_path: Path) -> None:
         (tmp_path / "tables" / name).write_text(text)
     prepare_graph(tmp_path / "tables", tmp_path / "graph", time="born")
     assert Graph.open(tmp_path / "graph").types.node_arrays["a"]["born"].tolist() == [86_400, 5]
+
+
+@pytest.mark.parametrize("times", [("1717200050", "1717200000"), ("2024-06-01 00:00:50", "2024-06-01")])
+def test_times_of_edges_of_one_type_are_whole_numbers(times: tuple[str, str], tmp_path: Path) -> None:
+    edges = f"source,target,time,w\n007,1_000,{times[0]},0.5\n1_000,007,{times[1]},1.5\n"
+    graph = prepared(tmp_path, edges=edges, time="time")
+    assert graph.edge_arrays["edge_time"].tolist() == [1_717_200_000, 1_717_200_050]
+    assert graph.edge_arrays["edge_w"].tolist() == [1.5, 0.5] and graph.types.time is None
+    np.save(tmp_path / "edges.npy", [[0, 1], [1, 0]])
+    for source, message in (
+        ("edges.npy", "--time is of tables and of graphs"),
+        ("edges.csv", "time names the column 'at'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            prepare_graph(tmp_path / source, tmp_path / "other", time="at")
 
 
 @pytest.mark.parametrize(

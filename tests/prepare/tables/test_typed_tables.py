@@ -158,7 +158,7 @@ def test_what_cannot_be_right_is_refused(folder, file, options, message) -> None
 
 def test_options_of_types_are_of_types(tmp_path: Path) -> None:
     (tmp_path / "edges.csv").write_text("0,1\n1,0\n")
-    with pytest.raises(SystemExit, match="--time and --reverse are of graphs with types"):
+    with pytest.raises(SystemExit, match="--reverse is of graphs with types"):
         prepare(tmp_path / "edges.csv", "--reverse")
     for name in ("nodes", "edges"):
         (tmp_path / "tables" / name).mkdir(parents=True)
