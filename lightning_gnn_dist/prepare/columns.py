@@ -381,9 +381,7 @@ class Columns:
             what = f"empty the cell, give another number, or leave the column out (--drop {name})."
             bad.append((name, f"isinf({cells.number})", f"which is no finite number: {what}"))
         elif kind == "number" and look.whole == look.there and not cells.is_real:
-            what = (
-                f"which float32 rounds: write it with a fraction (.0) if that may be; if it is a time, --time {name}."
-            )
+            what = f"which float32 rounds: write it with a fraction (.0) if that may be; of times say --time {name}."
             bad.append((name, cells.is_rounded, f"{what} {way_out}"))
         elif kind == "number":
             bad.append((name, cells.is_not_finite, f"which is no finite float32. {way_out}"))

@@ -234,9 +234,7 @@ def prepare_graph(
         nodes: A table or frame of nodes with their ids, or a folder or ``.npz`` of arrays, for a graph without types.
         tasks: The tasks of a database that is named by a connection: queries (``.sql``), or a ``database.yaml``.
         undirected: Add the reverse of every edge, and keep every edge once, of a graph without types.
-        time: The column of times: whole numbers, or dates, which become seconds since 1970. Of several types, the array
-            by which edges of one type into a node are ordered (:class:`GraphTypes`); of one type edges have it as
-            ``edge_<name>``.
+        time: The array of times. It orders edges of one type into a node, of several types (:class:`GraphTypes`).
         reverse: Of several types, add an edge type ``rev_<name>`` for each, with the same arrays.
         split: Shares of labelled nodes, of each type, to train on, validate and test.
         seed: Decides the split.

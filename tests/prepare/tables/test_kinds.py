@@ -94,8 +94,8 @@ def test_times_of_edges_of_one_type_are_whole_numbers(times: tuple[str, str], tm
     assert graph.edge_arrays["edge_w"].tolist() == [1.5, 0.5] and graph.types.time is None
     np.save(tmp_path / "edges.npy", [[0, 1], [1, 0]])
     for source, message in (
-        ("edges.npy", "--time is of tables and of graphs"),
-        ("edges.csv", "time names the column 'at'"),
+        ("edges.npy", "--time is of tables"),
+        ("edges.csv", "names the column 'at'"),
     ):
         with pytest.raises(ValueError, match=message):
             prepare_graph(tmp_path / source, tmp_path / "other", time="at")
