@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from typing import Annotated, Any, NamedTuple, Protocol
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 
@@ -223,6 +225,12 @@ class RoundLoader:
             if self._is_over(batches):
                 return
 
+    def read_again(self) -> None:
+        """Draw from torch's generator, which was set, what a usual loader has drawn for what was read ahead."""
+        if self._stream is not None and not hasattr(self.loader, "stream"):
+            self._stream = _cycle(self.loader, done := self._state.batches_done)
+            deque(islice(self._stream, self._at - done), 0)
+
     def close(self) -> None:
         """Stop reading ahead."""
         close = getattr(self._stream, "close", None)
@@ -238,9 +246,10 @@ def _cycle(loader: Any, start: int) -> Iterator[Any]:
         set_epoch = getattr(getattr(loader, "sampler", None), "set_epoch", None)
         if callable(set_epoch):
             set_epoch(number)
-        for index, batch in enumerate(loader):
-            if index >= skip:
-                yield batch
+        with torch.random.fork_rng([], enabled=skip > 0):  # for these it was drawn before
+            batches = iter(loader)
+            deque(islice(batches, skip), 0)
+        yield from batches
         number, skip = number + 1, 0
 
 

@@ -177,8 +177,8 @@ class PartitionedStrategy(DDPStrategy):
         self._replica(buffers=self.buffers != "local").check(self.root_device)  # after all hooks of the start
         resumed, self._resumed = self._resumed, None
         if resumed is not None:
-            self.restore_extra_state(resumed.extra)
             checkpoints.restore_random_state(resumed.random_state)
+            self.restore_extra_state(resumed.extra)
 
     def on_train_end(self) -> None:
         """Leave, on all ranks, for a SIGTERM that came after the last vote. Collective."""

@@ -176,6 +176,8 @@ class RoundStrategy(PartitionedStrategy):
                 "that takes means at once this fit goes on from the mean before it."
             )
         self.meeting.restore(state)
+        assert self.loader is not None
+        self.loader.read_again()
 
     @property
     def resumed_state(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import copy
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
@@ -171,3 +172,20 @@ def test_weights_by_nodes_need_a_loader_that_knows_them() -> None:
 
 def test_a_copy_of_a_strategy_trains() -> None:
     assert fit(0, copy.deepcopy(LocalSGDStrategy(EverySteps(2))), Net(), devices=1).global_step == 6
+
+
+def stopped_and_resumed(rank: int, world_size: int, folder: Path, steps: int) -> float:
+    found = []
+    for name, epochs, path in (("whole", 4, None), ("half", 2, None), ("half", 4, folder / "half" / "last.ckpt")):
+        module = same_start(dropout=0.5)
+        torch.manual_seed(10 + rank)
+        saver = ModelCheckpoint(folder / name, save_last=True, enable_version_counter=False)
+        options: dict[str, Any] = {"callbacks": [saver], "enable_checkpointing": True, "ckpt_path": path}
+        fit(rank, LocalSGDStrategy(EverySteps(steps)), module, devices=world_size, max_epochs=epochs, **options)
+        found.append(state_of(module))
+    return differs(found[0], found[2])
+
+
+@pytest.mark.parametrize("steps", [4, 6])
+def test_a_run_over_a_plain_loader_is_resumed_to_the_bit_in_a_pass_and_at_its_end(steps: int, tmp_path: Path) -> None:
+    assert run_ranks(stopped_and_resumed, 2, tmp_path, steps) == [0.0, 0.0]
