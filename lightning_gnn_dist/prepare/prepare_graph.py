@@ -516,7 +516,7 @@ def as_files(
             else:
                 found[name] = paths[0]
         yield found
-    except (ValueError, TypeError, FileExistsError) as error:
+    except (ValueError, TypeError, FileExistsError, FileNotFoundError) as error:
         for path, told in sorted(words.items(), key=lambda each: -len(str(each[0]))):  # folders behind what is in them
             error.args = tuple(arg.replace(str(path), told) if isinstance(arg, str) else arg for arg in error.args)
         if not isinstance(error, MemoryTooSmall):

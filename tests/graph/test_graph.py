@@ -146,6 +146,7 @@ def test_an_attribute_that_is_an_array_is_told_where_it_is() -> None:
     with pytest.raises(AttributeError, match=r"'y': read it as graph\.types\.node_arrays\['paper'\]\['y'\]$"):
         _ = typed.y  # type: ignore[attr-defined]
     assert not hasattr(graph, "x") and copy.deepcopy(graph).num_nodes == 60
+    assert "node_arrays=['x', 'y', " in repr(graph) and "edge_arrays=[]" in repr(graph)
 
 
 # What the report of a graph says, on graphs where one can count.

@@ -157,6 +157,8 @@ def test_frames_are_read_as_files_are(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         prepare_graph(*frames, nodes=Frame(given["nodes"]), on_progress=killed)
     prepare_graph(*frames, nodes=Frame(given["nodes"]))
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.csv does not exist"):
+        prepare_graph(frames[0], tmp_path / "other", nodes=tmp_path / "nowhere.csv")
     prepare_graph(**given, out=tmp_path / "expected")
     found, expected = Graph.open(tmp_path / "graph"), Graph.open(tmp_path / "expected")
     assert found.fingerprint == expected.fingerprint and found.arrays.keys() == expected.arrays.keys()
