@@ -136,11 +136,6 @@ def test_there_are_no_more_buffers_than_promised(monkeypatch):
     assert not one.learning(0).source._pools
 
 
-def test_no_seeds_are_refused():
-    with pytest.raises(ValueError, match="no seeds"):
-        loader(seeds=SEEDS[:0])
-
-
 # Laws of the loader: what runs in the background, and what is left of it.
 
 

@@ -433,20 +433,16 @@ def local_sgd() -> lgd.LocalSGDStrategy:
     return lgd.LocalSGDStrategy(lgd.EverySteps(STEPS), weights="nodes", **PATIENCE)
 
 
-def quick_fit(strategy: Any, rounds: int = ROUNDS, world_size: int = RANKS) -> Any:
-    return trainer(world_size, strategy, max_epochs=rounds, limit_val_batches=0, precision="64-true")
-
-
 def parts(**options: Any) -> lgd.PartitionedDataModule:
     data = weighted_data()
     return lgd.PartitionedDataModule(graph_of(data), partitioner=unequal(data.num_nodes), **(SETTINGS | options))
 
 
 def fit_and_resume(rank: int, world_size: int, folder: Path) -> tuple[list[Tensor], list[Weights]]:
-    """The seeds of a fit_and_resume, its weights, and those of one that stopped after a round and was resumed."""
+    """The seeds of a fit, its weights, and those of one that stopped after a round and was resumed."""
     found = []
     for rounds, path in ((ROUNDS, None), (1, None), (ROUNDS, folder / "stopped.ckpt")):
-        module, running = model("SAGE", 1), quick_fit(local_sgd(), rounds)
+        module, running = model("SAGE", 1), quick(world_size, local_sgd(), rounds)
         seen = recorded(module)
         running.fit(module, parts(), ckpt_path=path)
         if rounds == 1:
@@ -472,7 +468,7 @@ def test_local_steps_on_these_seeds_are_those_by_hand_also_if_resumed(tmp_path: 
 
 def refused(rank: int, world_size: int) -> str:
     try:
-        quick_fit(lgd.GrappaStrategy(**PATIENCE), world_size=world_size).fit(model("SAGE", 1), parts())
+        quick(world_size, lgd.GrappaStrategy(**PATIENCE)).fit(model("SAGE", 1), parts())
     except ValueError as error:
         return str(error)
     return ""
@@ -500,4 +496,4 @@ def test_one_process_has_no_halo() -> None:
     data = parts()
     seeds = torch.cat([batch.n_id[: batch.batch_size] for batch in data.train_dataloader()])
     assert seeds.sort().values.equal(weighted_data().train_mask.nonzero().view(-1))
-    data.teardown("fit_and_resume")
+    data.teardown("fit")

@@ -203,16 +203,18 @@ def test_evaluation_and_predictions_are_full_graph_inference(world_size: int, sa
     assert seen.equal(splits[2])  # predictions are in order
 
 
-@pytest.mark.parametrize("limits", [{"limit_test_batches": 0.5}, {"limit_test_batches": 3}, {"fast_dev_run": True}])
-def test_a_limit_counts_batches_of_the_training_size(limits: dict[str, Any]) -> None:
-    graph, module = small_graph(), model()
+def test_a_limit_counts_batches_of_the_training_size() -> None:
+    graph = small_graph()
     data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([3, 3]), batch_size=16)
-    trainer(1, **limits).test(module, data, verbose=False)
-    num_batches = -(-graph.split("test").numel() // 16)
-    asked = {0.5: num_batches // 2, 3: 3, True: 1}[next(iter(limits.values()))]
-    assert [len(nodes) <= 16 for nodes, _ in module.evaluated] == [True] * asked
-    module.evaluated.clear()
-    trainer(1).test(module, data, verbose=False)
+    half = -(-graph.split("test").numel() // 16) // 2
+    for limit, value, asked in (
+        ("limit_test_batches", 0.5, half),
+        ("limit_test_batches", 3, 3),
+        ("fast_dev_run", 1, 1),
+    ):
+        trainer(1, **{limit: value}).test(module := model(), data, verbose=False)
+        assert [len(nodes) <= 16 for nodes, _ in module.evaluated] == [True] * asked
+    trainer(1).test(module := model(), data, verbose=False)
     assert len(module.evaluated) == 1  # all of it at once
 
 

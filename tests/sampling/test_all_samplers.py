@@ -86,13 +86,9 @@ def test_nodes_without_edges_are_alone(sampler: Sampler, graph: lgd.Graph) -> No
 
 
 @of_all
-def test_every_batch_needs_a_key(sampler: Sampler, graph: lgd.Graph) -> None:
+def test_batches_without_a_key_and_seeds_that_are_none_are_refused(sampler: Sampler, graph: lgd.Graph) -> None:
     with pytest.raises(ValueError, match="Each batch needs a key, got 1 lists of seeds and 0 keys"):
         sampler.sample_bulk(graph, SEEDS[:1], [])
-
-
-@of_all
-def test_seeds_that_are_none_are_refused(sampler: Sampler, graph: lgd.Graph) -> None:
     apart = tuple(map(type, of_extensions("APART")))  # every seed has a neighbourhood of its own
     for seeds in ([400], [-1], *[[3, 3]] * (not isinstance(sampler, apart))):
         with pytest.raises(ValueError, match=r"must lie in \[0, 400\)|must be distinct"):

@@ -14,8 +14,8 @@ from lightning_gnn_dist.extensions.shards import remote_graph
 from lightning_gnn_dist.extensions.shards.home import read_part
 from tests.batch_contents import check_same
 from tests.boundary.models import MODELS, Weights, check_learned, model, weighted_data, weights_of
-from tests.boundary.test_auto import RANKS, SETTINGS, local_sgd, seeds_by_hand
-from tests.boundary.test_auto import quick_fit as quick_with_halos
+from tests.boundary.test_auto import RANKS, ROUNDS, SETTINGS, local_sgd, seeds_by_hand
+from tests.boundary.test_auto import quick as quick_with_halos
 from tests.boundary.test_auto import unequal as unequal_parts
 from tests.boundary.test_whole_graph import odd
 from tests.data_fitting import trainer
@@ -225,7 +225,7 @@ def seen_on_shards(rank: int, world_size: int, folder: Path) -> list[tuple[Tenso
         return step(batch)
 
     module.training_step = watched
-    quick_with_halos(local_sgd(), world_size=world_size).fit(module, data)
+    quick_with_halos(world_size, local_sgd(), ROUNDS).fit(module, data)
     return seen
 
 
