@@ -155,6 +155,9 @@ def test_an_iterator_starts_nothing_before_its_first_batch():
     assert not sampler.asked
     assert not threads()
     del iterator, stream
+    due = Recorder()
+    next(loader(sampler=due, bulk_size=2, num_threads=0).stream(0))
+    assert due.asked == [0, 1] and not threads()  # without threads, a bulk when it is due
 
 
 def test_no_more_is_made_than_the_look_ahead_allows():
@@ -166,14 +169,6 @@ def test_no_more_is_made_than_the_look_ahead_allows():
         time.sleep(0.05)  # if more were begun, it would be seen now
         assert sorted(sampler.asked) == list(range(allowed)), number
     stream.close()
-
-
-def test_without_threads_a_bulk_is_made_when_it_is_due():
-    sampler = Recorder()
-    stream = loader(sampler=sampler, bulk_size=2, num_threads=0).stream(0)
-    next(stream)
-    assert sampler.asked == [0, 1]
-    assert not threads()
 
 
 @pytest.mark.parametrize("num_threads", [0, 2])
