@@ -47,7 +47,6 @@ from lightning_gnn_dist import Fetch, Graph, Loading, NeighborSampler, Partition
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import typed_graph
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
-from lightning_gnn_dist.graph.typed.types import have_names
 
 CLASSES = 32
 SAMPLER, BULK = NeighborSampler([10, 5]), 2
@@ -201,7 +200,7 @@ def train(options: argparse.Namespace) -> None:
         graph = in_memory(graph)
     loading = Loading(bulk_size=BULK, ahead_bytes=options.ahead, cache_bytes=cache, check_values=False)
     data = PartitionedDataModule(graph, sampler=SAMPLER, batch_size=128, loading=loading, boundary=Fetch())
-    model = (TypedModel if have_names(graph.types) else Model)(graph, options.hidden)
+    model = (TypedModel if graph.types.have_names else Model)(graph, options.hidden)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, max_steps=options.steps, limit_val_batches=0, enable_checkpointing=False, **quiet

@@ -28,7 +28,6 @@ from lightning_gnn_dist.engine.apart import take_apart
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.build import EdgeTable, NodeTable, build
-from lightning_gnn_dist.graph.typed.types import have_names
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 COUNTS = {"a": 400_000, "b": 300_000, "c": 200_000, "d": 100_000}
@@ -78,13 +77,13 @@ def works_of(graph: Graph, numbers: list[int]) -> dict[str, Callable[[torch.Tens
 
     def by_types(seeds: torch.Tensor, key: BatchKey) -> int:
         sample = sampler.sample_bulk(graph, [seeds], [key])[0]
-        if have_names(graph.types):
+        if graph.types.have_names:
             take_apart(graph, sample)
         return sample.indices.numel()
 
     def whole(seeds: torch.Tensor, key: BatchKey) -> int:
         (batch,) = source.make([seeds], [key])
-        stores = batch.edge_stores if have_names(graph.types) else [batch]
+        stores = batch.edge_stores if graph.types.have_names else [batch]
         return sum(store.num_edges for store in stores)
 
     return {"draw": draw, "draw, apart": by_types, "whole batch": whole}
