@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Data, HeteroData
-from torch_geometric.nn import GraphConv, HeteroConv, SAGEConv
+from torch_geometric.nn import GraphConv, GraphSAGE, HeteroConv, SAGEConv, to_hetero
 
 from lightning_gnn_dist import Graph, NeighborSampler, WholePartSampler, citations
 from lightning_gnn_dist.batches.batch import in_type
@@ -66,6 +66,14 @@ def test_blocks_are_the_layers(data: HeteroData) -> None:
                 rows.setdefault(kind[2], []).append(conv.convs[kind](ends, block.adj))
             x = {kind: torch.stack(found).mean(0) for kind, found in rows.items()}
     torch.testing.assert_close(x["paper"], expected, rtol=0, atol=1e-9)
+
+
+def test_to_hetero_computes_the_whole_graphs_rows(data: HeteroData) -> None:
+    model, batch = to_hetero(GraphSAGE((-1, -1), 8, 2, 4), data.metadata()).double(), batch_of(data)
+    with torch.no_grad():
+        expected = model(data.x_dict, data.edge_index_dict)["paper"][SEEDS]
+        found = model(batch.x_dict, batch.edge_index_dict)["paper"][: batch["paper"].batch_size]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-9)
 
 
 def test_a_batch_has_what_pygs_has(data: HeteroData) -> None:
