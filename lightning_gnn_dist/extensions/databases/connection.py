@@ -13,21 +13,28 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import yaml  # type: ignore[import-untyped]  # its stubs are another package
 
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.extensions.databases.manifest import PLAIN, RELBENCH, parsed
+from lightning_gnn_dist.extensions.databases.manifest import OF_TASK, PLAIN, RELBENCH, Words, parsed
+from lightning_gnn_dist.graph.convert import NAME
+from lightning_gnn_dist.graph.storage.npy import FULL
 from lightning_gnn_dist.prepare.engine import duckdb_for, literal, quoted, told
 
 IGNORE = "ignore"  # what is said of a table that is left out
 LITTLE = {"memory_limit": "500MB"}  # for what is only passed on
 DONE = ".copied"  # the mark of a copy that is whole: what was asked for
 TASK = re.compile(r"--\s*task:\s*(.+?)\s*$")
-WORD = re.compile(r"--\s?(\s*[\w-]+:.*)$")
-
+WORD = re.compile(r"--\s?(\s*[\w-]+\s*:.*)$")
+MORE = re.compile(r"--\s(\s+\S.*|- .*)$")  # goes on with the words above: it stands further in, or is of a list
+COMMENT = re.compile(r"""('[^']*'|"[^"]*")|--[^\n]*|/\*.*?\*/""", re.DOTALL)  # or what it cannot begin in
+OF_ALL = ("val_timestamp", "test_timestamp", "tables")  # words of the database, which no task has
+IN_QUERY = re.compile(rf"(?:^|--|/\*)\W*({'|'.join((*OF_TASK, *OF_ALL))})\s*:(?!:)", re.MULTILINE)
 
 Keys = tuple[list[str], list[tuple[list[str], str, list[str]]]]  # the key; of others their columns, and what they name
 Columns = dict[str, tuple[str, str]]  # the SQL of each there, and DuckDB's of what comes
@@ -42,7 +49,7 @@ class Asked:
         tasks: The words of the manifest of each task.
         queries: The SQL of each table of a task: ``stays/labels``.
         files: Tables of tasks that are there already.
-        text: All of it, by which a copy is known.
+        text: All of it, with the sizes and times of files, by which a copy is known.
     """
 
     said: dict[str, Any] = field(default_factory=dict)
@@ -57,7 +64,7 @@ class Asked:
         made = cls()
         if path is None:
             return made
-        made.text = path.read_text()
+        made.text = path.read_text(encoding="utf-8-sig")
         if path.suffix == ".sql":
             made._read_sql(path)
             return made
@@ -65,34 +72,46 @@ class Asked:
         for file in sorted(path.parent.glob("tasks/*/*")):
             if file.suffix not in (".sql", ".yaml"):
                 made.files.append(file)
+                made.text += _state(file)
                 continue
-            made.text += (text := file.read_text())
+            made.text += (text := file.read_text(encoding="utf-8-sig"))
             if file.name == RELBENCH:
                 made.tasks[file.parent.name] = parsed(file, text)
             elif file.suffix == ".sql":
-                made.queries[f"{file.parent.name}/{file.stem}"] = text
+                made._add_query(file, f"{file.parent.name}/{file.stem}", text)
         return made
 
     def _read_sql(self, path: Path) -> None:
         """A query stands below ``-- task: NAME`` and the words of its manifest; above all are those of the database."""
         name, queries, words = "", dict[str, list[str]](), {"": list[str]()}
-        for line in self.text.splitlines():
-            if found := TASK.match(line):
+        for whole in self.text.splitlines():
+            if found := TASK.match(line := whole.strip()):
                 if (name := found[1]) in words:
                     raise ValueError(f"{path} has two tasks called {name!r}: rename one of them.")
                 words[name] = []
-            elif queries.get(name) or not line.startswith("--"):
-                queries.setdefault(name, []).append(line)
-            elif found := WORD.match(line):
+            elif name in queries or (line and not line.startswith("--")):
+                queries.setdefault(name, []).append(whole)
+            elif found := WORD.match(line) or (MORE.match(line) if words[name] else None):
                 words[name].append(found[1])
-        if "".join(queries.pop("", [])).strip():
+        if "" in queries:
             raise ValueError(f"{path} has a query that is of no task: write -- task: NAME above it, then its words.")
-        self.tasks = {each: parsed(path, "\n".join(lines)) or {} for each, lines in words.items()}
-        self.said = self.tasks.pop("", {})
-        for name in self.tasks:
-            if not (query := "\n".join(queries.get(name, [])).strip()):
+        said = {each: parsed(path, "\n".join(lines)) or {} for each, lines in words.items()}
+        self.tasks = {each: dict(Words(f"{path}: the words above {each or 'all tasks'}", said[each])) for each in said}
+        self.said = self.tasks.pop("")
+        for name, of_task in self.tasks.items():
+            if wrong := [word for word in of_task if word in OF_ALL]:
+                raise ValueError(
+                    f"{path}: task {name!r} says {wrong[0]}, which is said once: write it above all tasks."
+                )
+            if name not in queries:
                 raise ValueError(f"{path}: task {name!r} has no query.")
-            self.queries[f"{name}/labels"] = query
+            self._add_query(path, f"{name}/labels", "\n".join(queries[name]))
+
+    def _add_query(self, path: Path, name: str, query: str) -> None:
+        """Keep a query, in which words of a task would not be read."""
+        if found := IN_QUERY.search(query):
+            raise ValueError(f"{path} says {found[1]} in a query, where it is not read: write it above the query.")
+        self.queries[name] = query
 
 
 @dataclass
@@ -101,9 +120,11 @@ class Reader:
 
     Args:
         cursor: ADBC's.
+        notes: What was left out.
     """
 
     cursor: Any
+    notes: list[str] = field(default_factory=list)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """The rows of a query of a few."""
@@ -135,24 +156,33 @@ class SQLite(Reader):
         return [name for (name,) in self.rows(f"SELECT name FROM sqlite_master WHERE {of_users} ORDER BY 1")]
 
     def keys(self, table: str) -> Keys:
-        named = f"SELECT name FROM pragma_table_info({literal(table)}) WHERE pk > 0 ORDER BY pk"
-        key, found = [name for (name,) in self.rows(named)], dict[int, tuple[list[str], str, list[str]]]()
-        columns = 'id, "table", "from", "to"'
+        """Names have no case there: they are as those that have them were made."""
+        found = dict[int, tuple[list[str], str, list[str]]]()
         for number, target, mine, theirs in self.rows(
-            f"SELECT {columns} FROM pragma_foreign_key_list({literal(table)}) ORDER BY id DESC, seq"
+            'SELECT f.id, coalesce(t.name, f."table"), f."from", coalesce(c.name, f."to") '
+            f"FROM pragma_foreign_key_list({literal(table)}) AS f "
+            "LEFT JOIN sqlite_master AS t ON t.type = 'table' AND t.name = f.\"table\" COLLATE NOCASE "
+            'LEFT JOIN pragma_table_info(f."table") AS c ON c.name = f."to" COLLATE NOCASE ORDER BY f.id DESC, f.seq'
         ):
             each = found.setdefault(number, ([], target, []))
             each[0].append(mine)
-            each[2].extend([theirs] if theirs else self.keys(target)[0])
-        return key, list(found.values())
+            each[2].extend([theirs] if theirs else self._key(target))
+        return self._key(table), list(found.values())
 
-    def columns(self, sql: str, keys: Sequence[str]) -> Columns:
+    def _key(self, table: str) -> list[str]:
+        named = f"SELECT name FROM pragma_table_info({literal(table)}) WHERE pk > 0 ORDER BY pk"
+        return [name for (name,) in self.rows(named)]
+
+    def columns(self, called: str, sql: str, keys: Sequence[str]) -> Columns:
         self.cursor.execute(f"SELECT * FROM ({sql}\n) AS q LIMIT 0")
         names = [each[0] for each in self.cursor.description]
         held = ", ".join(f"group_concat(DISTINCT typeof({quoted(name)}))" for name in names)
         found = {}
         for name, kinds in zip(names, self.rows(f"SELECT {held} FROM ({sql}\n) AS q")[0], strict=True):
             cell, there = quoted(name), set((kinds or "").split(",")) - {"null", ""}
+            if "blob" in there and not self._are_texts(cell, sql):
+                self.notes.append(f"{called}.{name} holds bytes that are no text: it is left out.")
+                continue
             if there <= {"integer"}:
                 found[name] = cell, f"CAST({cell} AS BIGINT)"
                 continue
@@ -161,6 +191,18 @@ class SQLite(Reader):
             text = f"CASE WHEN {cell} IS NULL THEN '' ELSE {text} END"
             found[name] = text, f"CAST({come} AS DOUBLE)" if is_real else come
         return found
+
+    def _are_texts(self, cell: str, sql: str) -> bool:
+        """Whether the bytes in a column are those of texts."""
+        import pyarrow
+
+        self.cursor.execute(f"SELECT CAST({cell} AS BLOB) FROM ({sql}\n) AS q WHERE typeof({cell}) = 'blob'")
+        try:
+            for batch in self.cursor.fetch_record_batch():
+                batch.column(0).cast("string")
+        except pyarrow.ArrowInvalid:
+            return False
+        return True
 
     def kinds(self, table: str) -> dict[str, str]:
         return dict(self.rows(f"SELECT name, lower(type) FROM pragma_table_info({literal(table)})"))
@@ -189,7 +231,7 @@ class PostgreSQL(Reader):
         key = [name for kind, mine, _, _ in found if kind == "p" for name in mine]
         return key, [(mine, of, theirs) for kind, mine, of, theirs in found if kind == "f"]
 
-    def columns(self, sql: str, keys: Sequence[str]) -> Columns:
+    def columns(self, called: str, sql: str, keys: Sequence[str]) -> Columns:
         found = {}
         for each in self._schema(sql):
             cell, of_server, of_arrow = quoted(each.name), each.metadata[b"POSTGRESQL:type"], str(each.type)
@@ -218,7 +260,7 @@ def as_folder(
     questions: Path | None = None,
     on_progress: Callable[[str, float], None] = lambda stage, share: None,
 ) -> Path:
-    """Copy the tables of a database into a folder, unless that was done before for the same questions.
+    """Copy the tables of a database into a folder, unless that was done before for the same files and questions.
 
     Args:
         connection: ``sqlite:///shop.db`` or ``postgresql://user@host/shop``.
@@ -227,14 +269,21 @@ def as_folder(
         on_progress: Called with the name of a table that is copied, and the share of tables that is.
     """
     asked, draft = Asked.of(questions), folder.with_name(f"{folder.name}.copying")
-    mark = hashlib.sha256(f"{connection}\n{asked.text}".encode()).hexdigest()
+    mark = _mark(connection, asked)
     if (folder / DONE).is_file() and (folder / DONE).read_text() == mark:
+        made = datetime.fromtimestamp((folder / DONE).stat().st_mtime)
+        on_progress(f"going on with the copy of {made:%Y-%m-%d %H:%M} (remove {folder} to copy anew)", 1.0)
         return folder
     shutil.rmtree(folder, ignore_errors=True)
     with _opened(connection) as source:
         shutil.rmtree(draft, ignore_errors=True)
         (draft / "db").mkdir(parents=True)
         tables, notes = _tables(source, asked.said.get("tables") or {})
+        if wrong := [name for name in (*tables, *asked.tasks) if not NAME.fullmatch(name)]:
+            raise ValueError(
+                f"{shown(wrong[0])} cannot be the name of a table or task, which becomes that of a folder: rename it, "
+                "without slashes, or leave the table out (-- tables: {NAME: ignore})."
+            )
         copies = dict[str, tuple[str, list[str]]]()  # the query of each table, and its columns of keys
         for name, spec in tables.items():
             order = f" ORDER BY {quoted(spec['pkey'])}" if "pkey" in spec else ""
@@ -243,11 +292,12 @@ def as_folder(
         for name, sql in asked.queries.items():
             words = asked.tasks.get(Path(name).parent.name, {})
             keys = [str(word) for key, word in words.items() if key.endswith("entity_col")]
-            lines = [line for line in sql.splitlines() if not line.lstrip().startswith("--")]
-            copies[f"tasks/{name}"] = "\n".join(lines).strip().rstrip(";"), keys
+            without = COMMENT.sub(lambda found: found[1] or " ", sql)
+            copies[f"tasks/{name}"] = without.strip().rstrip(";"), keys
         for at, (name, (sql, keys)) in enumerate(copies.items()):
             on_progress(f"copying {name.partition('/')[2]}", at / len(copies))
-            source.write(sql, source.columns(sql, keys), draft / f"{name}.parquet")
+            with _removed_where_full(draft):
+                source.write(sql, source.columns(name.partition("/")[2], sql, keys), draft / f"{name}.parquet")
     on_progress("writing what was copied", 1.0)
     for file in asked.files:
         (draft / "tasks" / file.parent.name).mkdir(parents=True, exist_ok=True)
@@ -255,10 +305,41 @@ def as_folder(
     for name, words in asked.tasks.items():
         (draft / "tasks" / name).mkdir(parents=True, exist_ok=True)
         (draft / "tasks" / name / RELBENCH).write_text(yaml.safe_dump(words))
-    (draft / PLAIN).write_text(yaml.safe_dump(asked.said | {"tables": tables, "notes": notes}, sort_keys=False))
+    (draft / PLAIN).write_text(
+        yaml.safe_dump(asked.said | {"tables": tables, "notes": notes + source.notes}, sort_keys=False)
+    )
     (draft / DONE).write_text(mark)
     os.rename(draft, folder)
     return folder
+
+
+@contextmanager
+def _removed_where_full(draft: Path) -> Iterator[None]:
+    """Remove a copy to which a disk has no room, and say the way out."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        shutil.rmtree(draft)
+        raise OSError(
+            error.errno,
+            f"the disk of {draft.parent} is full, to which the database is copied ({error.strerror}): make room, or "
+            "write the graph to another disk, and repeat the command",
+        ) from error
+
+
+def _mark(connection: str, asked: Asked) -> str:
+    """What a copy is known by; how a server's rows have changed nobody tells."""
+    file = _file_of(connection)
+    states = [_state(each) for each in (file, file.with_name(f"{file.name}-wal"))] if file else []
+    return hashlib.sha256(f"{connection}\n{states}\n{asked.text}".encode()).hexdigest()
+
+
+def _state(file: Path) -> str:
+    """Size and time of a file; of one that is missing the same as of an empty one, such as SQLite leaves beside it."""
+    about = file.stat() if file.is_file() else None
+    return f"{file} {about.st_size} {about.st_mtime_ns}\n" if about and about.st_size else ""
 
 
 def words_of(folder: Path, questions: Path | None) -> dict[Path, str]:
@@ -312,10 +393,21 @@ def _tables(source: Source, said: Mapping[str, Any]) -> tuple[dict[str, dict[str
     return tables, notes
 
 
+def _file_of(connection: str) -> Path | None:
+    """The file of a database, if it is one of SQLite."""
+    scheme, _, place = connection.partition("://")
+    if scheme != "sqlite":
+        return None
+    for file in (Path(place.removeprefix("/")), Path(place)):
+        if file.is_file():
+            return file
+    raise FileNotFoundError(f"{place.removeprefix('/')} does not exist: sqlite:///FILE, or sqlite:////absolute/FILE.")
+
+
 @contextmanager
 def _opened(connection: str) -> Iterator[Source]:
     """Open a database to read it; errors of its driver say what to do."""
-    scheme, _, place = connection.partition("://")
+    scheme = connection.partition("://")[0]
     kinds: dict[str, type[Source]] = {"sqlite": SQLite, "postgresql": PostgreSQL, "postgres": PostgreSQL}
     hidden = re.sub(r"//([^:/@]*):[^@]*@", r"//\1:...@", connection)
     if scheme not in kinds:
@@ -323,13 +415,8 @@ def _opened(connection: str) -> Iterator[Source]:
             f"{hidden} is of no database that is read, which are sqlite:///FILE and postgresql://USER@HOST/NAME: write "
             "its tables as Parquet, with a database.yaml beside them."
         )
-    if scheme == "sqlite":
-        file = next((each for each in (Path(place.removeprefix("/")), Path(place)) if each.is_file()), None)
-        if file is None:
-            raise FileNotFoundError(
-                f"{place.removeprefix('/')} does not exist: sqlite:///FILE, or sqlite:////absolute/FILE."
-            )
-        connection = f"file:{file}?mode=ro"
+    if file := _file_of(connection):
+        connection = f"file:{quote(str(file))}?mode=ro"
     try:
         if scheme == "sqlite":
             from adbc_driver_sqlite import dbapi as driver

@@ -266,20 +266,22 @@ def _file(folder: Path, name: str, where: str) -> Path:
     return found[0]
 
 
-_OF_TASK = ("task_type", "entity_table", "entity_col", "time_col", "target_col", "remove_columns", "kind")
 _OF_PAIRS = {  # what a task that recommends calls these
     "entity_table": "src_entity_table",
     "entity_col": "src_entity_col",
     "target_col": "dst_entity_col",
 }
-_KNOWN = (*_OF_TASK, *_OF_PAIRS.values(), "dst_entity_table", "eval_k")
+OF_TASK = (
+    *("task_type", "entity_table", "entity_col", "time_col", "target_col", "remove_columns", "kind"),
+    *(*_OF_PAIRS.values(), "dst_entity_table", "eval_k"),
+)
 
 
 def _task(file: Path, tables: Mapping[str, TablePlan]) -> TaskSpec:
     said, name = Words(str(file), parsed(file)), file.parent.name
     of_nodes = [table for table, each in tables.items() if each.kind is not None]
     for word in map(str, said):
-        if word not in _KNOWN and (near := get_close_matches(word, _KNOWN, n=1, cutoff=0.8)):
+        if word not in OF_TASK and (near := get_close_matches(word, OF_TASK, n=1, cutoff=0.8)):
             raise ValueError(f"{file} says {word}, which nobody knows: did you mean {near[0]}?")
     kind = said.get("kind")
     if kind != AUTOCOMPLETE and get_close_matches(str(kind).lower(), [AUTOCOMPLETE], cutoff=0.8):

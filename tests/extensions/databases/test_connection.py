@@ -1,5 +1,6 @@
 """Databases by their connection: SQLite, and a PostgreSQL that the test starts, become the graph of the same tables."""
 
+import errno
 import os
 import pwd
 import shutil
@@ -9,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.databases.column_encoder import read_tables
-from lightning_gnn_dist.extensions.databases.connection import as_folder
+from lightning_gnn_dist.extensions.databases.connection import SQLite, as_folder
 from tests.extensions.databases.folders import FILES, TASK, write
 from tests.prepare.kills import killing
 from tests.ranks import start_ranks
@@ -23,7 +25,7 @@ from tests.ranks import start_ranks
 TABLES = """\
 CREATE TABLE customer (id TEXT PRIMARY KEY, city TEXT, age INTEGER);
 CREATE TABLE "order" (
-    number INTEGER PRIMARY KEY, customer TEXT REFERENCES customer (id), before INTEGER REFERENCES "order" (number),
+    number INTEGER PRIMARY KEY, customer TEXT REFERENCES Customer (ID), before INTEGER REFERENCES "order",
     at TIMESTAMP NOT NULL, price DOUBLE PRECISION, channel TEXT, due DATE, note TEXT
 );
 CREATE TABLE asked (place INTEGER, who TEXT, at TIMESTAMP, stays INTEGER);
@@ -36,8 +38,9 @@ HEAD = """\
 -- tables: {order: {columns: {note: text}}}
 
 """
-QUERY = "SELECT who, at, stays FROM asked ORDER BY place;\n"
-SQL = HEAD + "-- task: stays\n" + "".join(f"-- {line}\n" for line in TASK.splitlines()) + QUERY
+QUERY = "SELECT who, at, stays FROM asked ORDER BY place; -- it's all; '\n"
+WORDS = "".join(f"-- {line}\n\n-- and that is\n" for line in TASK.splitlines())  # wherever they stand above a query
+SQL = f"\ufeff\n{HEAD}-- task: stays\n\n{WORDS}{QUERY}"
 ROWS = {"customer": "customer.csv", '"order"': "order.csv", "asked": "tasks/stays/labels.csv"}
 
 
@@ -184,27 +187,37 @@ def test_a_yaml_with_tasks_beside_it_says_the_same(tmp_path: Path) -> None:
     check(sqlite_at(tmp_path / "shop.db"), tmp_path, folder / "database.yaml")
 
 
-def test_a_copy_is_made_anew_for_other_tasks(tmp_path: Path) -> None:
+def test_a_copy_is_made_anew_for_other_tasks_and_rows(tmp_path: Path) -> None:
     connection, told = sqlite_at(tmp_path / "shop.db"), list[str]()
-    for tasks in (SQL, SQL, SQL + "-- another\n"):
+    for tasks, at in ((SQL, 1), (SQL, 1), (SQL + "-- another\n", 1), (SQL + "-- another\n", 2)):
         (tmp_path / "tasks.sql").write_text(tasks)
+        os.utime(tmp_path / "shop.db", ns=(at, at))  # as after a change
         as_folder(connection, tmp_path / "copy", tmp_path / "tasks.sql", lambda stage, share: told.append(stage))
-    assert told.count("copying customer") == 2 == len(told) / 4
+    assert told.count("copying customer") == 3 and "going on with the copy of" in told[4] and len(told) == 13
+
+
+def test_a_disk_that_is_full_says_the_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SQLite, "write", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+    with pytest.raises(OSError, match=r"to which the database is copied .*make room"):
+        as_folder(sqlite_at(tmp_path / "shop.db"), tmp_path / "copy")
+    assert [path.name for path in tmp_path.iterdir()] == ["shop.db"]
 
 
 def test_cells_of_sqlite_have_types_of_their_own(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "odd.db")) as db:
-        db.execute("CREATE TABLE node (id INTEGER PRIMARY KEY, late, mixed, size REAL)")
+    with closing(sqlite3.connect(tmp_path / "odd#1%20.db")) as db:
+        db.execute("CREATE TABLE node (id INTEGER PRIMARY KEY, late, mixed, size REAL, picture DEFAULT x'ff00fe')")
         keys = "one INTEGER REFERENCES node, two INTEGER REFERENCES node"
         db.execute(f"CREATE TABLE edge ({keys}, PRIMARY KEY (one, two))")
         some = [(n, None if n < 3000 else "w" if n % 2 else "v", n if n % 2 else "x", n / 7) for n in range(4000)]
-        db.executemany("INSERT INTO node VALUES (?, ?, ?, ?)", some)
+        db.executemany("INSERT INTO node (id, late, mixed, size) VALUES (?, ?, ?, ?)", some)
         db.executemany("INSERT INTO edge VALUES (?, ?)", [(n, (n * 7 + 1) % 4000) for n in range(4000)])
         db.commit()
-    prepare_graph(f"sqlite:///{tmp_path / 'odd.db'}", tmp_path / "graph")
+    prepare_graph(f"sqlite:///{tmp_path / 'odd#1%20.db'}", tmp_path / "graph")
     graph, tables = Graph.open(tmp_path / "graph"), read_tables(tmp_path / "graph")
     assert graph.types.edge_types == (("node", "edge", "node"), ("node", "rev_edge", "node"))
     assert {each.column for each in tables.features["node"]} == {"late", "mixed", "size"}
+    assert tables.notes == ("node.picture holds bytes that are no text: it is left out.",)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph", "odd#1%20.db"]  # no other file was made
     assert graph.to_pyg()["node", "edge", "node"].edge_index.shape == (2, 4000)
 
 
@@ -227,6 +240,9 @@ def _with_sql(text: str) -> Broken:
         (_with_sql("SELECT 1;\n"), "a query that is of no task: write -- task: NAME above it"),
         (_with_sql("-- task: a\nSELECT 1;\n-- task: a\nSELECT 1;\n"), "two tasks called 'a'"),
         (_with_sql("-- task: a\n-- task_type: regression\n"), "task 'a' has no query"),
+        (_with_sql("-- task: a/b\nSELECT 1\n"), "'a/b' cannot be the name of a table or task"),
+        (_with_sql("-- task: a\nSELECT 1\n-- remove_columns: []\n"), "says remove_columns in a query, where it is not"),
+        (_with_sql("-- task: a\n-- tables: {order: ignore}\nSELECT 1\n"), "'a' says tables, which is said once"),
         (_with_sql("-- tables: {orders: {time_col: at}}\n"), "has no table 'orders', but .*'order'"),
         (_with_sql(SQL.replace("FROM asked", "FROM question")), "was not read .*question"),
         (_with_sql(SQL.replace("entity_table: customer", "entity_table: client")), "entity_table must be one of"),
