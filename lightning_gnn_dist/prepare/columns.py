@@ -95,6 +95,7 @@ class Made:
         words: Classes or categories in order, where cells are words.
         first: The number of the first word.
         embed: Turns texts into rows of numbers, where cells are texts.
+        are_dates: Whether cells are dates, which become seconds since 1970.
     """
 
     array: str
@@ -104,6 +105,7 @@ class Made:
     words: Sequence[str] | None = None
     first: int = 0
     embed: Embed | None = None
+    are_dates: bool = False
 
     def of(self, column: Any) -> Column:
         """The rows of a piece, given its column of pyarrow."""
@@ -454,7 +456,7 @@ def _made(work: Work, table: Table, name: str, array: str, role: str, look: Any,
     if role == "time":
         empty = f"{cells.name} IS NULL OR ({cells.number} IS NOT NULL AND {cells.real} IS NULL)"
         bad.append((name, empty, "and every row needs a time: remove the row, or give one."))
-        return [time_of(cells, name, array, look, bad)[0]]
+        return [time_of(cells, name, array, look, bad)]
     if role == "y":
         return [_label(work, table, name, look)]
     if role == "split":
@@ -485,10 +487,8 @@ def _label(work: Work, table: Table, name: str, look: Any) -> Made:
     return Made("y", LONG, cells.word, words=words)
 
 
-def time_of(
-    cells: Cells, name: str, array: str, look: Any, bad: list[Bad], never: int | None = None
-) -> tuple[Made, bool]:
-    """The array of times, and whether they are dates, in seconds since 1970; what is wrong with them is added.
+def time_of(cells: Cells, name: str, array: str, look: Any, bad: list[Bad], never: int | None = None) -> Made:
+    """The array of times, of dates in seconds since 1970; what is wrong with them is added.
 
     Args:
         cells: The cells of times.
@@ -502,14 +502,14 @@ def time_of(
         numbers = "whole numbers" if never else "numbers, such as days or seconds since 1970"
         what = f"and times are dates, such as 2024-07-01 12:00:00, or {numbers}."
         bad.append((name, f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL", what))
-        return Made(array, LONG, f"coalesce({cells.seconds}, {never or 0})"), True
+        return Made(array, LONG, f"coalesce({cells.seconds}, {never or 0})", are_dates=True)
     if look.whole == look.there and not cells.is_real:
-        return Made(array, LONG, cells.whole if never is None else f"coalesce({cells.whole}, {never})"), False
+        return Made(array, LONG, cells.whole if never is None else f"coalesce({cells.whole}, {never})")
     if never is None:
-        return Made(array, FLOAT if cells.type == "FLOAT" else DOUBLE, cells.number), False
+        return Made(array, FLOAT if cells.type == "FLOAT" else DOUBLE, cells.number)
     what = "and times are whole numbers, such as seconds since 1970, or dates."
     bad.append((name, f"({cells.real}) % 1.0::DOUBLE <> 0 OR abs({cells.real}) >= {never}", what))
-    return Made(array, LONG, f"coalesce(TRY_CAST({cells.real} AS BIGINT), {never})"), False
+    return Made(array, LONG, f"coalesce(TRY_CAST({cells.real} AS BIGINT), {never})")
 
 
 def _role(name: str, time: str | None) -> str:

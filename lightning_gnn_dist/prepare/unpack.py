@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 NO_KEYS = "and keys are whole numbers or words."
 NO_DATES = "and keys are whole numbers or words: write dates as texts."
+MANY_SECONDS, TOO_MANY_SECONDS = 10**8, 10**11  # since 1970: the years 1973 and 5138
 UNKNOWN = -2  # the node that a key names that names none; -1 if there is no key
 
 
@@ -151,8 +152,8 @@ def with_keys(work: Work, name: str, table: Table, keys: Sequence[str], time: st
             bad.append((column, fraction, NO_KEYS))
             casts[column] = f"TRY_CAST({cells.real} AS BIGINT)"
     if time:
-        made, are_dates = time_of(table.cells(time), time, TIME, found[time], bad, NEVER)
-        table = replace(table, time=made.sql, are_dates=are_dates)
+        made = time_of(table.cells(time), time, TIME, found[time], bad, NEVER)
+        table = replace(table, time=made.sql, are_dates=made.are_dates)
     work.refuse_cells(table, bad)
     if casts:
         replaced = ", ".join(f"{sql} AS {quoted(column)}" for column, sql in casts.items())
@@ -206,6 +207,7 @@ class Unpacking:
                     self.facts.append(self.work.stage(f"write {at}", partial(self.write, at, each)))
                 self.on_progress(f"reading {each.words}", 1.0)
             self.work.check()
+            self._check_units()
             nodes, edges, ids = dict(self.plan.nodes), dict(self.plan.edges), dict[str, Path]()
             for at, each in tables:
                 folder = self.place(at)
@@ -218,6 +220,25 @@ class Unpacking:
             lines = [(each.words, *line) for at, each in tables for line in self.facts[at].get("told", ())]
             made = replace(self.plan, nodes=nodes, edges=edges, tables=(), ids=ids, told=lines)
             return replace(made, of_tables=self.tables(made))
+
+    def _check_units(self) -> None:
+        """Refuse tables whose times are dates beside others whose times are numbers, and no seconds."""
+        dates, others = list[str](), list[str]()
+        for at, plan in enumerate(self.plan.tables):
+            for are_dates in self.facts[at].get("dates", ()):
+                latest = max(
+                    np.load(file, mmap_mode="r").max(initial=0)
+                    for file in self.place(at).rglob(f"{self.plan.time}.npy")
+                )
+                if are_dates:
+                    dates.append(plan.words)
+                elif not MANY_SECONDS <= latest < TOO_MANY_SECONDS:
+                    others.append(f"{plan.words} (up to {latest})")
+        if dates and others:
+            raise ValueError(
+                f"Times of {dates[0]} are dates, and become seconds since 1970; those of {others[0]} are numbers of "
+                "another unit: give all as dates, or in one unit."
+            )
 
     def place(self, at: int) -> Path:
         """The folder of what becomes of a table."""
@@ -254,7 +275,8 @@ class Unpacking:
 
     def tell(self, at: int, plan: TablePlan, columns: Columns) -> dict[str, Any]:
         """What is to be known of a table that is written."""
-        return {"told": columns.told}
+        dates = [made.are_dates for made in columns.made if made.array == self.plan.time]
+        return {"told": columns.told, "dates": dates}
 
     def tables(self, made: Plan) -> Tables | None:
         """What became of all tables, if they are those of a database."""

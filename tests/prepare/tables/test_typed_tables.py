@@ -130,6 +130,11 @@ BAD: dict[str, tuple[tuple[str, str] | None, str, str]] = {
         "--time year",
         "'nan' in row 2, .* a time",
     ),
+    "times in two units": (
+        (f"edges/{CITES}.csv", "a,b,year\n10,20,2024-01-01\n"),
+        "--time year",
+        r"Times of paper cites paper are dates.*; those of paper \(up to 3\) are numbers of another unit",
+    ),
     "no such time": (None, "--time when", "time names the column 'when', and .* has these"),
     "words for arrays": ((ON, "a,b\n10,icml\n"), "", "'b' holds 'icml' in row 1, but there are 2 nodes of its type"),
     "beyond the arrays": ((ON, "a,b\n10,2\n"), "", "holds '2' in row 1, .* their ids are 0 to 1"),
