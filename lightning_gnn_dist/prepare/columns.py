@@ -54,6 +54,7 @@ OF_FEATURES = {  # what one look tells of a column, in the rows that are seen; a
 OF_ALL = OF_FEATURES | {  # the same where there is no cut
     "whole": "count({whole})",
     "seconds": "avg({seconds})",
+    "padded": "count({padded})",
     "shortest": "min({length})",
     "longest": "max({length})",
 }
@@ -187,7 +188,10 @@ class Feature:
         cells, mean = self.cells, f"'{self.mean!r}'::DOUBLE"
         if self.cut is None:
             days = f"CAST({cells.seconds} / {SECONDS_OF_DAY}::DOUBLE AS FLOAT)"
-            there = days if self.kind == "time" else f"TRY_CAST({cells.number} AS FLOAT)"
+            number = cells.number
+            if cells.is_text and not self.asked:  # NaN, for which rows are looked at
+                number = f"CASE WHEN {cells.padded} IS NULL THEN {number} END"
+            there = days if self.kind == "time" else f"TRY_CAST({number} AS FLOAT)"
             return there, [f"coalesce({there}, CAST({mean} AS FLOAT))" if self.is_marked else there]
         if self.kind == "time":
             turns = [f"2 * pi() * (({cells.seconds} % {at} + {at}) % {at}) / {at}" for at in self.periods]
@@ -271,7 +275,9 @@ class Columns:
     def __init__(self, work: Work, table: Table, made: Sequence[Made] = (), features: Sequence[Feature] = ()) -> None:
         self._work, self._table, self.made, self.features = work, table, [*made], [*features]
         self.left_out = dict[str, str]()
-        self._suspects = any(each.cut or each.asked or not _is_number(each.cells) for each in features)
+        self._suspects = any(
+            each.cut or each.asked or not (each.cells.is_text or each.cells.is_number) for each in features
+        )
         self._was_looked_at = False
         if self._suspects:
             self.look()
@@ -316,7 +322,7 @@ class Columns:
             return
         self._was_looked_at, (cut, work, table) = True, (self.features[0].cut, self._work, self._table)
         if cut:
-            self.left_out = {each.name: "holds lists, or the like" for each in self.features if not _is_read(each)}
+            self.left_out = {each.name: "holds lists, or the like" for each in self.features if not each.cells.is_read}
             self.features = [each for each in self.features if each.name not in self.left_out]
         names, asked, seen = [each.name for each in self.features], BEFORE_CUT if cut else OF_ALL, "true"
         rows, looks = work.look_at(table, names, asked, cut.seen if cut else seen) if names else (0, {})
@@ -329,7 +335,7 @@ class Columns:
         for each in self.features:
             name, look, counts = each.name, looks[each.name], words.get(each.name, {})
             limit = min(MOST_WORDS, max(sum(counts.values()) // 2, 2))
-            is_category = 0 < len(counts) <= limit if cut else look.words <= MOST_WORDS
+            is_category = 0 < len(counts) <= limit if cut else name in words and len(counts) <= MOST_WORDS
             kind = kinds[name] or ("category" if is_category else "text")
             found = each.fitted(kind, look, rows, counts)
             has_one = not found.widths or (kind == "category" and len(counts) < 2 and not found.is_marked)
@@ -365,11 +371,12 @@ class Columns:
             bad.append((name, f"{cells.name} IS NULL", f"and a feature is a number. {way_out}"))
             bad.append((name, cells.is_not_finite, f"which is no finite float32. {way_out}"))
             return "list"
-        if not _is_read(each):
+        if not cells.is_read:
             self._tell(
                 name, f"holds {cells.type}, of which no number was made. Cast it, or leave it out (--drop {name})."
             )
         nearly_all = look.numbers == look.there if each.cut else look.numbers > NEARLY_ALL * look.there
+        nearly_all = nearly_all and (each.cut is not None or not look.padded)
         are_numbers = nearly_all or not (cells.is_text or cells.is_date)
         are_dates = cells.is_date or look.dates == look.there
         kind = asked or ("number" if are_numbers else "time" if are_dates else None)
@@ -431,7 +438,8 @@ def columns_of(work: Work, table: Table, plan: TablePlan, time: str | None, kind
     roles = {name: role for name in names if (role := _role(name, time)) and (role == "time" or not of_one_type)}
     arrays = {name: _of_edges(name) if of_edges else "" for name in names if name not in roles}
     of_split = [(name, f"{split}_mask") for name, role in roles.items() if role == "split" for split in SPLITS]
-    named = {name: _of_edges(name) if of_one_type else purpose_of(name) for name in names}
+    known = {name: name.lower() if roles.get(name, "time") != "time" else name for name in names}
+    named = {name: _of_edges(name) if of_one_type else purpose_of(known[name]) for name in names}
     purposes = [(name, arrays.get(name) or named[name]) for name in names if roles.get(name) != "split"]
     check_purposes([*of_split, *purposes], table.source)
     looks, bad = work.look_at(table, roles, COUNTS)[1] if roles else {}, list[Bad]()
@@ -441,10 +449,6 @@ def columns_of(work: Work, table: Table, plan: TablePlan, time: str | None, kind
     work.refuse_cells(table, bad)
     features = [Feature(name, table.cells(name), array, asked=kinds.get(name)) for name, array in arrays.items()]
     return Columns(work, table, made, features)
-
-
-def _of_edges(name: str) -> str:
-    return f"edge_{name.removeprefix('edge_')}"
 
 
 def _made(work: Work, table: Table, name: str, array: str, role: str, look: Any, bad: list[Bad]) -> Iterable[Made]:
@@ -473,7 +477,8 @@ def _made(work: Work, table: Table, name: str, array: str, role: str, look: Any,
 
 def _label(work: Work, table: Table, name: str, look: Any) -> Made:
     """Whole numbers, numbers, or words, which get numbers in their order; an empty cell is no label."""
-    cells, are_words = table.cells(name), table.cells(name).is_text and table.is_typed
+    cells = table.cells(name)
+    are_words = cells.is_text and (table.is_typed or look.padded > 0)
     real = FLOAT if cells.type in ("FLOAT", "FLOAT[]") else DOUBLE
     if cells.is_list:
         return Made("y", LONG if cells.type.removesuffix("[]") in WHOLE else real, cells.name, look.longest or 0)
@@ -512,18 +517,15 @@ def time_of(cells: Cells, name: str, array: str, look: Any, bad: list[Bad], neve
     return Made(array, LONG, f"coalesce(TRY_CAST({cells.real} AS BIGINT), {never})")
 
 
+def _of_edges(name: str) -> str:
+    """What edges call a column."""
+    name = name.lower() if name.lower() in ("weight", "edge_weight") else name
+    return f"edge_{name.removeprefix('edge_')}"
+
+
 def _role(name: str, time: str | None) -> str:
     """What a column is beside a feature: ``time``, ``y``, ``split``, ``mask``, or nothing."""
-    purpose = purpose_of(name)
+    purpose = purpose_of(name.lower())
     if name == time:
         return "time"
     return purpose if purpose in ("y", "split") else "mask" if purpose.endswith("_mask") else ""
-
-
-def _is_number(cells: Cells) -> bool:
-    """Whether the cells of a type are numbers, or texts that may be."""
-    return cells.is_text or cells.is_real or cells.type in WHOLE
-
-
-def _is_read(each: Feature) -> bool:
-    return _is_number(each.cells) or each.cells.is_date

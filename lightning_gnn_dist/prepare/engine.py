@@ -53,6 +53,15 @@ class Cells:
         return self.type in REAL or self.type.startswith("DECIMAL")
 
     @property
+    def is_number(self) -> bool:
+        return self.type in WHOLE or self.is_real
+
+    @property
+    def is_read(self) -> bool:
+        """Whether cells are numbers or dates, or texts that may be."""
+        return self.is_text or self.is_number or self.is_date
+
+    @property
     def is_date(self) -> bool:
         return self.type.startswith(("TIMESTAMP", "DATE"))
 
@@ -123,16 +132,22 @@ class Cells:
         return f"CASE WHEN {is_written} THEN {self.name} END" if self.is_text else "NULL"
 
     @property
+    def padded(self) -> str:
+        """The number where a text is a whole one with zeros in front, such as 007."""
+        return f"CASE WHEN {self.name} BETWEEN '00' AND '0:' THEN {self.whole} END" if self.is_text else "NULL"
+
+    @property
     def length(self) -> str:
         """How long a list is."""
         return f"len({self.name})" if self.is_list else "NULL"
 
 
-FORMS = ("name", "word", "value", "whole", "number", "seconds", "written", "length")
+FORMS = ("name", "word", "value", "whole", "number", "seconds", "written", "padded", "length")
 COUNTS = {  # what a look may tell of a column, by SQL with the forms of a cell in braces
     "there": "count({name})",
     "whole": "count({whole})",
     "numbers": "count({number})",
+    "padded": "count({padded})",
     "shortest": "min({length})",
     "longest": "max({length})",
 }

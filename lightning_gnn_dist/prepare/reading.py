@@ -10,14 +10,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial
-from glob import glob, has_magic
+from glob import escape, glob, has_magic
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_gnn_dist.graph.storage.files import open_file
-from lightning_gnn_dist.prepare.engine import ROW, Run, Table, Work, duckdb_for, literal, quoted, told
+from lightning_gnn_dist.prepare.engine import ROW, WHOLE, Cells, Run, Table, Work, duckdb_for, literal, quoted, told
 
 TEXTS, PARQUET, JSON = map(frozenset, ((".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".jsonl", ".ndjson")))
 PACKED = (".gz", ".zst")
@@ -25,6 +25,7 @@ SEPARATORS = ",\t; "
 BYTES_COUNTED, PLACES_COUNTED = 1 << 14, 32
 COMPRESSION = 4  # factor by which gzip shortens numbers in text, about
 ENDS = [("source", "target"), ("source", "destination"), ("src", "dst"), ("sender", "receiver"), ("from", "to")]
+OF_JSON = "format = 'newline_delimited'"
 INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
 
@@ -82,19 +83,50 @@ def types_of(path: Path) -> dict[str, str]:
     """The columns and their types in DuckDB, which are texts in a text."""
     first, *others = files_of(path)
     if is_text(path) and _suffix(first) in JSON:
-        return _described(path, _json(path))
-    names = _types_of_file(first)
+        found = _described(path, f"read_json([{_listed(path)}], {OF_JSON}, sample_size = -1)")
+        return {name: "VARCHAR" if _is_guessed(kind) else kind for name, kind in found.items()}
+    names = types = _types_of_file(first)
     for file in others:
-        if (found := set(_types_of_file(file))) != set(names):
+        if (found := _types_of_file(file)).keys() != names.keys():
             raise ValueError(
                 f"{file} has the columns {sorted(found)}, but {first} has {list(names)}: files of one table are alike."
             )
-    return names
+        both = {name: _type_of_both(types[name], found[name]) for name in names}
+        if odd := next((name for name in names if not both[name]), None):
+            raise ValueError(
+                f"{file}: column {odd!r} holds {found[odd]}, but {types[odd]} in the files before, such as {first}: "
+                "files of one table are alike."
+            )
+        types = both
+    return types
+
+
+def _type_of_both(one: str, other: str) -> str:
+    """The type that holds the cells of two, to the bit where they are whole; empty if there is none."""
+    if '"NULL"' in (one, other) or one == other:
+        return other if one == '"NULL"' else one
+    pair = Cells("", one), Cells("", other)
+    if all(each.is_list for each in pair):
+        inner = _type_of_both(*(each.type.rpartition("[")[0] for each in pair))
+        return inner and f"{inner}[]"
+    if all(each.type in WHOLE for each in pair):
+        return "HUGEINT"
+    if all(each.is_number for each in pair):
+        return "DOUBLE"
+    if all(each.is_date for each in pair):
+        return "TIMESTAMP WITH TIME ZONE"
+    are_words = any(each.is_text for each in pair) and all(each.is_read for each in pair)
+    return "VARCHAR" if are_words else ""
+
+
+def _is_guessed(kind: str) -> bool:
+    """Whether a column of JSON has texts that look like dates or the like, or several kinds: they stay texts."""
+    return kind in ("JSON", "TIME", "UUID") or Cells("", kind).is_date
 
 
 def _types_of_file(file: Path) -> dict[str, str]:
     if _suffix(file) in PARQUET:
-        return _described(file, f"read_parquet({literal(file)}, file_row_number = false)")
+        return _described(file, f"read_parquet({_named(file)}, file_row_number = false)")
     return dict.fromkeys(heading_of(file).names, "VARCHAR")
 
 
@@ -114,12 +146,13 @@ def _headers() -> Any:
     return duckdb_for().connect(config={"autoinstall_known_extensions": "false"})
 
 
-def _json(path: Path) -> str:
-    return f"read_json([{_listed(path)}], format = 'newline_delimited', sample_size = -1)"
+def _named(file: Path) -> str:
+    """The name of a file as SQL has it, which no mark in it makes a pattern."""
+    return literal(escape(str(file)))
 
 
 def _listed(path: Path) -> str:
-    return ", ".join(map(literal, files_of(path)))
+    return ", ".join(map(_named, files_of(path)))
 
 
 def count_rows(path: Path) -> int:
@@ -227,9 +260,14 @@ def heading_of(path: Path) -> Heading:
             f"{path} has the first line {first!r:.60}, which is neither a heading, as it begins with a number, nor a "
             "row of numbers: write a heading above it, such as source,target,weight or id,label."
         )
-    if len(set(cells)) < len(cells):
-        twice = next(cell for cell in cells if cells.count(cell) > 1)
-        raise ValueError(f"{path} has two columns called {twice!r}: rename one of them.")
+    names: dict[str, str] = {}
+    for cell in cells:  # to DuckDB, id and ID are one
+        if cell.lower() in names:
+            other = (
+                "" if (first_one := names[cell.lower()]) == cell else f" and {first_one!r}, which differ by case alone"
+            )
+            raise ValueError(f"{path} has two columns called {cell!r}{other}: rename one of them.")
+        names[cell.lower()] = cell
     if "" in cells:
         raise ValueError(
             f"{path} has a column without a name, number {cells.index('') + 1}, as pandas writes its index: name it, "
@@ -274,9 +312,12 @@ def load(work: Work, name: str, path: Path) -> Table:
         for column, kind in types.items()
     )
     if is_parquet(path):
-        rows_of = {file: f"read_parquet({literal(file)}, file_row_number = true)" for file in files_of(path)}
+        rows_of = {file: f"read_parquet({_named(file)}, file_row_number = true)" for file in files_of(path)}
         queries, first = [], 0
         for file, rows in rows_of.items():
+            own = _types_of_file(file) if len(rows_of) > 1 else types
+            casts = [f"CAST({quoted(c)} AS {kind}) AS {quoted(c)}" for c, kind in types.items() if kind != own[c]]
+            rows = f"(SELECT * REPLACE ({', '.join(casts)}) FROM {rows})" if casts else rows
             queries.append(f"SELECT {cells}, file_row_number + {first} AS {ROW} FROM {rows}")
             first += count_rows(file)
         query = " UNION ALL BY NAME ".join(queries)
@@ -287,8 +328,10 @@ def load(work: Work, name: str, path: Path) -> Table:
         rows = " UNION ALL BY NAME ".join(text.rows for text in texts)
         query = f"SELECT {cells}, row_number() OVER () - 1 AS {ROW} FROM ({rows})"
     else:
-        rows_of = {file: _json(file) for file in files_of(path)}
-        query = f"SELECT {cells}, row_number() OVER () - 1 AS {ROW} FROM {_json(path)}"
+        columns = ", ".join(f"{literal(column)}: {literal(kind)}" for column, kind in types.items())
+        options = f"{OF_JSON}, columns = {{{columns}}}"
+        rows_of = {file: f"read_json({_named(file)}, {options})" for file in files_of(path)}
+        query = f"SELECT {cells}, row_number() OVER () - 1 AS {ROW} FROM read_json([{_listed(path)}], {options})"
     with told(path):
         work.run(f"CREATE OR REPLACE VIEW {made} AS {query}")
     lengths = {file: f"SELECT count(*) FROM {rows}" for file, rows in rows_of.items()} if len(rows_of) > 1 else {}
@@ -331,7 +374,7 @@ class Text(NamedTuple):
         options |= {"store_rejects": "true", "rejects_limit": 9}
         told = ", ".join(f"{name} = {value}" for name, value in options.items())
         what = "string_split_regex(trim(line), ' +') AS cells" if of_lines else "*"
-        return f"SELECT {what} FROM read_csv({literal(self.read)}, {told})"
+        return f"SELECT {what} FROM read_csv({_named(self.read)}, {told})"
 
     @property
     def rows(self) -> str:

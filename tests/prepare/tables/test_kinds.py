@@ -58,6 +58,22 @@ def test_they_become_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert category_names(tmp_path / "graph") == {"city": ["Lund", "Oslo"], "zip": ["1", "2", "3"]}
 
 
+def test_zeros_in_front_and_capitals(tmp_path: Path) -> None:
+    nodes = "Id,Label,SPLIT,zip,n\n1,007,train,02139,0.5\n2,,,2139,-3\n3,008,,,+3\n"
+    graph = prepared(tmp_path, nodes=nodes, edges="source,target,Weight\n1,2,0.5\n2,3,1\n")
+    assert graph.node_arrays["x"].tolist() == [[0.5], [-3], [3]] and graph.node_arrays["y"].tolist() == [0, -1, 1]
+    assert graph.split("train").tolist() == [0] and graph.edge_arrays["edge_weight"].tolist() == [0.5, 1]
+    assert class_names(tmp_path / "graph") == ["007", "008"]
+    assert category_names(tmp_path / "graph") == {"zip": ["02139", "2139"]}
+
+
+@pytest.mark.parametrize("count", [960, 1_000, 1_001])
+def test_many_different_words_are_counted(count: int, tmp_path: Path) -> None:
+    nodes = "id,w\n" + "".join(f"{at},w{at}\n" for at in range(count))
+    graph = prepared(tmp_path, nodes=nodes, edges="source,target\n0,1\n")
+    assert ("categories" in graph.node_arrays) == (count <= 1_000)
+
+
 def test_many_different_words_are_text(tmp_path: Path) -> None:
     nodes = "id,name,n\n" + "".join(f"{at},name {at},{at}\n" for at in range(1_500))
     graph = prepared(tmp_path, nodes=nodes, edges="source,target\n0,1\n")

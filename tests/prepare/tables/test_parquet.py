@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lightning_gnn_dist import Graph, prepare_graph
-from lightning_gnn_dist.graph.user_ids import user_ids
+from lightning_gnn_dist.graph.user_ids import class_names, user_ids
 from lightning_gnn_dist.prepare.engine import Work, duckdb_for
 from lightning_gnn_dist.prepare.prepare_graph import Preparation
 from lightning_gnn_dist.prepare.reading import count_columns, count_rows, is_parquet, load
@@ -125,6 +125,24 @@ def test_words_lists_and_other_kinds_are_read(tmp_path: Path) -> None:
     assert graph.indices.tolist() == [1] and graph.split("train").tolist() == [0]
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "expected"),
+    [([1, 2], [0.5, 1.7], [1, 2, 0.5, 1.7]), ([1, 2], ["7", "q"], None), ([None, None], ["s", "t"], None)],
+)
+def test_files_of_one_table_may_differ_in_types(first: Any, second: Any, expected: Any, tmp_path: Path) -> None:
+    (tmp_path / "n").mkdir()
+    write(tmp_path / "n" / "1.parquet", {"id": ["a", "b"], "y": pa.array(first)})
+    write(tmp_path / "n" / "2.parquet", {"id": ["c", "d"], "y": second})
+    pairs = write(tmp_path / "e.parquet", {"source": ["a"], "target": ["d"]})
+    options = {"nodes": tmp_path / "n", "float_labels": expected is not None}
+    y = prepared(pairs, tmp_path / "graph", **options).node_arrays["y"].tolist()
+    words = [str(word) for word in [*first, *second] if word is not None]
+    if expected is None:
+        assert [class_names(tmp_path / "graph")[at] for at in y if at >= 0] == words
+    else:
+        assert y == expected
+
+
 def test_the_index_of_pandas_is_no_column(tmp_path: Path) -> None:
     path = write(tmp_path / "e.parquet", {"__index_level_0__": [7], "a": [0], "b": [1]})
     assert prepared(path, tmp_path / "graph").indptr.tolist() == [0, 0, 1]
@@ -158,6 +176,11 @@ def unlike(folder: Path) -> None:
     write(folder / "b.parquet", {"source": [0], "target": [1], "weight": [1.0]})
 
 
+def of_other_types(folder: Path) -> None:
+    write(folder / "a.parquet", {"source": [0], "target": [1]})
+    write(folder / "b.parquet", {"source": [0], "target": [b"1"]})
+
+
 DAMAGED: list[tuple[Callable[[Path], object], str]] = [
     (table({"source": [0.0, 1.5], "target": [1, 2]}), "'source' holds '1.5' in row 2, and keys are whole numbers or"),
     (table({"source": [0, 1, 5], "target": pa.array([1, 2, None])}), "'target' is empty in row 3, .*remove the row"),
@@ -165,6 +188,7 @@ DAMAGED: list[tuple[Callable[[Path], object], str]] = [
     (lambda folder: (folder / "e.parquet").write_text("0,1\n"), "e.parquet is no table, or is damaged"),
     (truncated, "e.parquet is no table, or is damaged"),
     (damaged_pages, "e is no table, or is damaged"),
+    (of_other_types, r"b.parquet: column 'target' holds BLOB, but BIGINT in the files before, such as .*a.parquet"),
     (unlike, r"b.parquet has the columns \[.*'weight'\].*alike"),
 ]
 

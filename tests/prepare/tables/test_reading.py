@@ -48,6 +48,13 @@ def test_lines_of_json(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", '{"id": "a", "age": 3}\n{"id": "", "age": null}\n{"age": 4.5, "id": "007"}\n')
     assert columns_of(path) == ["id", "age"]
     assert read_table(path) == {"id": ["a", None, "007"], "age": [3.0, None, 4.5]}
+    path = write(tmp_path / "u.jsonl", '{"id": "2024-01-01T00:00", "y": 1, "at": "10:00:00"}\n{"id": "q", "y": "q"}\n')
+    assert read_table(path) == {"id": ["2024-01-01T00:00", "q"], "y": ["1", "q"], "at": ["10:00:00", None]}
+
+
+def test_marks_in_names_are_no_patterns(tmp_path: Path) -> None:
+    write(tmp_path / "n1.csv", "id\nb\n")
+    assert read_table(write(tmp_path / "n[1].csv", "id\na\n")) == {"id": ["a"]}
 
 
 def test_lines_may_end_in_two_ways(tmp_path: Path) -> None:
@@ -76,7 +83,8 @@ def test_cells_are_those_of_the_csv_module_wherever_they_stand(last: str, tmp_pa
     ("text", "message"),
     [
         ("", "is empty"),
-        ("a,a\n1,2\n", "two columns called 'a'"),
+        ("a,a\n1,2\n", "two columns called 'a': rename"),
+        ("a,A\n1,2\n", "two columns called 'A' and 'a', which differ by case alone: rename"),
         ("a,b\n1,2\n1,2,3\n", "line 3: 3 cells, but there are 2 columns"),
         ("a b\n1 2\n1 2 3\n", "line 3: 3 cells, but there are 2 columns"),
         ("a,b\n1,2\n1\n1,2\n7\n", "2 things are wrong:\n- .*line 3: 1 cells.*\n- .*line 5: 1 cells"),
