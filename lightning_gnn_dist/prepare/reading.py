@@ -213,9 +213,6 @@ def _ends_of(names: Sequence[str], path: Path) -> Sequence[str]:
             f"{path} has one column, {names[0]!r}, but an edge has two ends: write one for each, such as source,target."
         )
     places = {name.lower(): place for place, name in enumerate(names)}
-    for name in places.keys() & {end for ends in ENDS for end in ends}:
-        if len(twice := [other for other in names if other.lower() == name]) > 1:
-            raise ValueError(f"{path} has {twice}, each of which may be an end of an edge: rename one of them.")
     for sender, receiver in ENDS:
         if sender in places and receiver in places:
             return names[places[sender]], names[places[receiver]]

@@ -149,7 +149,7 @@ def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
         ("a,b,index\n0,1,1\n", None, r"\['edge_index'\] are names that batches use"),
         ("a,b\n0,1\n", "id,train_mask\n0,1\n1,0.5\n", "'train_mask' holds '0.5' in row 2, and a mask holds 0 and 1"),
         ("a,b\n0,1\n", "id,f\n0,1\n1,16777217\n", "'f' holds '16777217' in row 2, which float32 rounds"),
-        ("Source,source,target\n0,1,0\n", None, r"\['Source', 'source'\], each of which may be an end"),
+        ("Source,source,target\n0,1,0\n", None, "two columns called 'source' and 'Source', which differ by case alone"),
         ("a,b\n0,1\n", "id,node,f\n0,1,1\n1,0,1\n", r"\['id', 'node'\], each of which may say what node"),
         ("a,b\n0,1\n", "id,label,f\n0,a,nan\n1,b,2\n", r"nodes\.csv: column 'f' holds 'nan' in row 1"),
         ("a,b,weight\n0,1,1.0\n1,2,nan\n", None, r"edges\.csv: column 'weight' holds 'nan' in row 2"),
