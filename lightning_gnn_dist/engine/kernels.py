@@ -324,7 +324,7 @@ def expand(
     found, blocks, room = end, (end - begin + BLOCK - 1) // BLOCK, len(work.positions) - others
     total = work.starts[_U(begin)]
     notes = np.empty((NOTES + draws.fanouts.shape[1], 4), np.int64)
-    aside = None if weights is None else aside_for(weights, longest_row(end - begin, work))
+    aside = None if weights is None else aside_for(weights, _longest(end - begin, work))
     for block in range(blocks + 3):
         low = begin + block * BLOCK
         if edge_type is not None:
@@ -350,7 +350,7 @@ def expand(
 
 
 @part
-def longest_row(rows: int, work: Work) -> Any:
+def _longest(rows: int, work: Work) -> Any:
     """The length of the frontier's longest row; a frontier may have no row."""
     longest = ZERO
     for i in range(rows):

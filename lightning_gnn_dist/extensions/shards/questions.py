@@ -30,14 +30,7 @@ from lightning_gnn_dist.extensions.asking.asking import Asking
 from lightning_gnn_dist.extensions.asking.turns import Steps
 from lightning_gnn_dist.extensions.links.negatives import Moments, has_edges
 from lightning_gnn_dist.extensions.shards.index import OwnedTypes
-from lightning_gnn_dist.extensions.temporal.row_draws import (
-    NO_ORDER,
-    Drawn,
-    GrowingBatch,
-    RowDraws,
-    bits_of,
-    draw_from_rows,
-)
+from lightning_gnn_dist.extensions.temporal.row_draws import NO_ORDER, Drawn, GrowingBatch, RowRequest, draw_from_rows
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, seen_by
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder
 from lightning_gnn_dist.graph.graph import Graph
@@ -157,11 +150,11 @@ class Owner:
         order, name = NO_ORDER, name_of(weight) or None
         if len(time):  # what a tree draws does not depend on the other trees of its batch
             words, order = first_words(words[of_batch], seeds[:, None]), self._orders[name_of(time)]
-        weights = None if name is None else weights_of(self._rows, name, draws=bool((fanouts >= 0).any()))
+        draws = bool((fanouts >= 0).any())
+        rule = Rule(None if name is None else weights_of(self._rows, name, draws=draws), replace)
         nodes = self._types.to_whole(self._index, local)
-        of_hop = fanouts.numpy()[None], words[None], Rule(weights, replace), latest, after, upto, order
-        draws = RowDraws(bits_of(self._rows.num_nodes), nodes.numpy(), edge_types_of(self._rows.types), *of_hop)
-        drawn, positions, senders = draw_from_rows(self._rows, local, groups, draws)
+        given = edge_types_of(self._rows.types), local.numpy(), nodes.numpy(), groups.numpy(), words, fanouts.numpy()
+        drawn, positions, senders = draw_from_rows(self._rows, RowRequest(*given, rule, latest, after, upto, order))
         kinds = [] if len(fanouts) == 1 else [self._rows.types.edge_type[positions]]
         more = [*kinds, self._places(positions, *kinds)] if self._with_arrays else kinds
         if weighs and name is not None:
@@ -371,7 +364,7 @@ def sample_at_times(
 
     The graph's edges are in the order of these times.
     """
-    bits, first = bits_of(graph.num_nodes), torch.tensor([0, *map(len, seeds)]).cumsum(0).tolist()
+    bits, first = max(1, (graph.num_nodes - 1).bit_length()), torch.tensor([0, *map(len, seeds)]).cumsum(0).tolist()
     growing = [GrowingBatch(ids, graph.num_nodes, at, bits) for ids, at in zip(seeds, first, strict=False)]
     of_seeds = torch.tensor(list(map(len, seeds)))
     after, upto = map(torch.from_numpy, seen_by(sampler, torch.cat(list(times))))

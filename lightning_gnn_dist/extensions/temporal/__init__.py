@@ -4,8 +4,9 @@
 
 temporal_sampler.py  the ``Sampler``, one that ``SeesByTime``: the core finds it as ``names.EXTENSIONS["by time"]``;
                      what is refused of times, and told of them
-row_draws.py         the kernel: a tree for each seed, of a graph that this host has; for shards and serving draws from
-                     rows that have owners, by time or not, and batches that grow by them hop by hop
+trees.py             the kernel: a tree for each seed, of a graph that this host has
+row_draws.py         for shards and serving: draws from rows that have owners, by time or not, and batches that grow by
+                     them hop by hop
 times.py             times by their names, as integers, and the order of a graph's edges by them
 time_split.py        masks of nodes by time
 

@@ -6,9 +6,6 @@ What a node may receive by time depends on the time of the seed that it is reach
 each tree that it is in: it is called ``tree << bits | node`` there, and the table of a batch tells such names apart as
 it tells nodes. The edges of a type into a node are in order of time, so those that a seed may see are next to each
 other: two binary searches find them, and they are drawn from as if they were a row.
-
-Of a graph that this host has one kernel draws all hops of a batch. Who owns rows draws one hop of the batches of all
-ranks, with the number of a batch in the place of a tree where there are no times.
 """
 
 from __future__ import annotations
@@ -23,8 +20,8 @@ from lightning_gnn_dist.engine.compiling import compiled, inlined, part
 from lightning_gnn_dist.engine.intrinsics import prefetch
 from lightning_gnn_dist.engine.kernels import (
     BLOCK,
-    DAMAGED,
     REPEATED_SEED,
+    ROWS_AHEAD,
     ZERO,
     Array,
     Csr,
@@ -32,11 +29,9 @@ from lightning_gnn_dist.engine.kernels import (
     Work,
     draw_row,
     end_of_piece,
+    is_no_row,
     is_whole,
-    longest_row,
-    open_rows,
     place,
-    place_seeds,
     prefetch_types,
     slot_of,
     take_row,
@@ -52,36 +47,30 @@ _U = np.uint64
 
 _ALL_BITS = 62  # of a name, where it is an id
 
-AS_ROWS = np.empty(0, np.int64)  # where nodes have the numbers of their rows
-NO_ORDER = TimeOrder(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.bool_))
 
-
-def bits_of(num_rows: int) -> int:
-    """How many bits of a name the number of a row takes."""
-    return max(1, (num_rows - 1).bit_length())
-
-
-class RowDraws(NamedTuple):
-    """What is drawn from rows that go by names, ``group << bits | row``. A group is a tree by time, or a batch.
+class RowRequest(NamedTuple):
+    """The rows to draw from.
 
     Attributes:
-        bits: How many bits of a name are the row.
-        ids: The ids by which the rows of a frontier draw; :data:`AS_ROWS` if these are their numbers.
-        edge_type: The type of each edge; empty if there is one type alone.
-        fanouts: Neighbours to draw per hop and edge type, int64, shape (hops, types); -1 takes all, 0 none.
-        keys: The key of each hop, group and edge type, uint64, shape (hops, groups, types).
+        edge_type: The type of each edge of the shard; empty if there is one type alone.
+        rows: Their numbers in the shard, int64.
+        nodes: The ids of their nodes in the whole graph, int64.
+        groups: The number of the batch, or of the tree by time, that each is for, int64.
+        keys: The key of each group and edge type at this hop, uint64, shape (groups, types).
+        fanouts: Neighbours to draw of each edge type, int64; -1 takes all, 0 none.
         rule: How the neighbours of one type are drawn. Weights are for a graph of one type.
         latest: Whether the latest edges are drawn, instead of any.
-        after: Each group sees events later than this, int64; ``BEFORE_ALL`` for all. Empty if there are no times.
+        after: Each group sees events later than this, int64. Empty if there are no times.
         upto: And no later than this.
-        order: The edges by time; :data:`NO_ORDER` if there are no times.
+        order: The edges by time; as :data:`NO_ORDER` if there are no times.
     """
 
-    bits: int
-    ids: Array
     edge_type: Array
-    fanouts: Array
+    rows: Array
+    nodes: Array
+    groups: Array
     keys: Array
+    fanouts: Array
     rule: Rule
     latest: bool
     after: Array
@@ -89,194 +78,131 @@ class RowDraws(NamedTuple):
     order: TimeOrder
 
 
-def draw_from_rows(graph: Graph, rows: Tensor, groups: Tensor, draws: RowDraws) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw one hop from some rows, each for a group; a graph without types counts as one of one type.
+NO_ORDER = TimeOrder(np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.bool_))
 
-    Returns how many edges each row gives, their places in the graph, row after row, and their senders.
+
+def draw_from_rows(graph: Graph, asked: RowRequest) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw edges of each type that leads to a row; a graph without types counts as one of one type.
+
+    Returns how many each row gives, their places in the shard, row after row, and their senders.
     """
-    names, csr, fanouts = ((groups << draws.bits) | rows).numpy(), csr_of(graph), draws.fanouts
-    room = len(names) * int(fanouts.clip(min=0).sum())  # most of which no draw writes to, so that it takes no memory
-    if (fanouts < 0).any():
-        room += int((graph.indptr[rows + 1] - graph.indptr[rows]).clamp(0, graph.num_edges).sum())
-    starts, (first, degree) = np.empty(len(names) + 1, np.int64), np.empty((2, len(names)), np.int64)
-    positions, senders = np.empty(room, np.int64), graph.indices.new_empty(room)
-    work = Work(names, starts, positions, senders.numpy(), first, degree, *_NOT_NOTED)
-    num_edges = _draw_hop(csr, draws, work)
-    if num_edges == DAMAGED:
+    csr, counts = csr_of(graph), np.empty(len(asked.rows), np.int64)
+    longest = _count(csr, asked, counts)
+    if longest < 0:
         raise graph_is_damaged(graph)
-    return torch.from_numpy(starts).diff(), torch.from_numpy(positions[:num_edges]), senders[:num_edges]
+    starts = counts.cumsum() - counts
+    positions = np.empty(int(counts.sum()), np.int64)
+    senders = graph.indices.new_empty(len(positions))
+    if not _draw(csr, asked, asked.rule.weights, longest, starts, positions, senders.numpy()):
+        raise graph_is_damaged(graph)
+    return torch.from_numpy(counts), torch.from_numpy(positions), senders
 
 
-_NOT_NOTED = np.empty(0, np.float32), np.empty(0, np.uint8)  # the weights and types of edges
-
-
-@compiled
-def _draw_hop(csr: Csr, draws: RowDraws, work: Work) -> Any:
-    """Draw one hop from the rows of all names in ``work``; return how many edges there are, or ``DAMAGED``."""
-    work.starts[0] = 0
-    found = _expand(csr, ZERO, len(work.nodes), ZERO, ZERO, draws, draws.rule.weights, work, None)
-    return found if found < 0 else work.starts[_U(len(work.nodes))]
+# Arrays are taken out of their tuples before the loops: numba would count references to them at every use.
 
 
 @compiled
-def sample_trees(
-    csr: Csr, roots: Array, draws: RowDraws, work: Work, table: Table, num_nodes: Array, num_edges: Array
-) -> Any:
-    """Sample one batch into ``work``, by the names of nodes; ``roots`` are those of the seeds.
+def _count(csr: Csr, asked: RowRequest, counts: Array) -> Any:
+    """Count the edges that each row gives; return the length of the longest row.
 
-    Return as :func:`kernels.sample` does.
+    Or return -1, if one is no row of the graph, or has an edge of a type that is none.
     """
-    begin, end = ZERO, place_seeds(roots, work, table)
-    if end != len(roots):
-        return REPEATED_SEED
-    num_nodes[0] = end
-    for hop in range(len(draws.fanouts)):
-        found = _expand(csr, begin, end, len(roots), hop, draws, draws.rule.weights, work, table)
-        if found < 0:
-            return DAMAGED
-        total = work.starts[_U(end)]
-        if len(roots) + total > len(work.positions):
-            return len(roots) + total
-        num_edges[hop] = total - work.starts[_U(begin)]
-        num_nodes[hop + 1] = found - end
-        begin, end = end, found
-    return len(roots) + work.starts[_U(begin)]
-
-
-@part
-def _expand(
-    csr: Csr,
-    begin: int,
-    end: int,
-    others: int,
-    hop: int,
-    draws: RowDraws,
-    weights: Weights | None,
-    work: Work,
-    table: Table | None,
-) -> Any:
-    """One hop in five stages, each a block of rows behind the one before; return as :func:`kernels.expand` does.
-
-    Without a table senders are not placed. With too little room for all edges it counts them, and finds no more nodes.
-    """
-    mask = (_U(1) << _U(draws.bits)) - _U(1)
-    if not open_rows(csr, begin, end, mask, work):
-        return np.int64(DAMAGED)
-    found, blocks, total = end, (end - begin + BLOCK - 1) // BLOCK, work.starts[_U(begin)]
-    room = len(work.positions) - others
-    aside = None if weights is None else aside_for(weights, longest_row(end - begin, work))
-    for block in range(blocks + 4):
-        low = begin + block * BLOCK
-        _await_rows(begin, low, min(low + BLOCK, end), hop, draws, weights, work)
-        low -= BLOCK
-        if 1 <= block <= blocks:
-            total = _draw_rows(
-                csr.indices, begin, low, min(low + BLOCK, end), total, room, hop, draws, weights, aside, work
-            )
-            if total < 0:
-                return np.int64(DAMAGED)
-        if total > room:
-            continue
-        low -= BLOCK
-        is_right: Any = True
-        if 2 <= block <= blocks + 1:
-            is_right = _find_edges(csr.indices, begin, low, min(low + BLOCK, end), draws.order.places, work)
-        low -= BLOCK
-        if is_right and 3 <= block <= blocks + 2:
-            is_right = _read_senders(csr, low, min(low + BLOCK, end), draws.bits, work, table)
-        if not is_right:
-            return np.int64(DAMAGED)
-        low -= BLOCK
-        if block >= 4 and table is not None:
-            found = place(work.starts[_U(low)], work.starts[_U(min(low + BLOCK, end))], work, table, found)
-    return found
-
-
-@part
-def _await_rows(
-    begin: int, low: int, high: int, hop: int, draws: RowDraws, weights: Weights | None, work: Work
-) -> None:
-    """Ask for what draws from the rows ``low`` to ``high`` will read first."""
-    for i in range(low, high):
-        first, degree = work.first[_U(i - begin)], work.degree[_U(i - begin)]
-        if len(draws.edge_type):
-            prefetch_types(draws.edge_type, first, degree)
-        if len(draws.after):
-            prefetch(draws.order.times, first)
-            prefetch(draws.order.times, first + degree // 2)
-        if weights is not None:
-            fanout = draws.fanouts[_U(hop), ZERO]
-            if len(weights.table) and not is_whole(degree, fanout, draws.rule.replace):
-                key = draws.keys[_U(hop), _U(work.nodes[_U(i)]) >> _U(draws.bits), ZERO]
-                prefetch_weights(
-                    Piece(first, degree, fanout, key, draws.ids[_U(i - begin)]), draws.rule.replace, weights
-                )
-
-
-@part
-def _draw_rows(
-    indices: Array,
-    begin: int,
-    low: int,
-    high: int,
-    total: int,
-    room: int,
-    hop: int,
-    draws: RowDraws,
-    weights: Weights | None,
-    aside: Any,
-    work: Work,
-) -> Any:
-    """Choose the edges of the frontier rows ``low`` to ``high``, by their places in the order of time.
-
-    Return the batch's edges so far, or ``DAMAGED``.
-    """
-    num_types, replace, latest, ids = draws.fanouts.shape[1], draws.rule.replace, draws.latest, draws.ids
-    edge_type, places, times, has_time = draws.edge_type, draws.order.places, draws.order.times, draws.order.has_time
-    fanouts, keys, after, upto, positions = draws.fanouts, draws.keys, draws.after, draws.upto, work.positions
-    for i in range(low, high):
-        first = work.first[_U(i - begin)]
-        last = first + work.degree[_U(i - begin)]
-        group = _U(work.nodes[_U(i)]) >> _U(draws.bits)
-        node: Any = np.int64(_U(work.nodes[_U(i)]) ^ (group << _U(draws.bits)))
-        if len(ids):
-            node = ids[_U(i - begin)]
+    indptr, num_edges = csr.indptr, len(csr.indices)
+    edge_type, rows, fanouts = asked.edge_type, asked.rows, asked.fanouts
+    groups, times, after, upto = asked.groups, asked.order.times, asked.after, asked.upto
+    has_time, replace, longest = asked.order.has_time, asked.rule.replace, ZERO
+    for i in range(len(rows)):
+        prefetch(indptr, rows[_U(min(i + ROWS_AHEAD, len(rows) - 1))])
+        soon = _U(rows[_U(min(i + ROWS_AHEAD // 2, len(rows) - 1))])
+        degree = indptr[soon + _U(1)] - indptr[soon]
+        if len(edge_type):
+            prefetch_types(edge_type, indptr[soon], degree)
+        if len(after):
+            prefetch(times, indptr[soon])
+            prefetch(times, indptr[soon] + degree // 2)
+        row = _U(rows[_U(i)])
+        first, last, total = indptr[row], indptr[row + _U(1)], ZERO
+        if is_no_row(first, last, num_edges):
+            return -1
+        longest = max(longest, last - first)
         while first < last:
             kind, stop = ZERO, last
             if len(edge_type):
-                kind = np.int64(edge_type[_U(first)])
-                stop = end_of_piece(edge_type, first, last)
-            if _U(kind) >= _U(num_types):  # read as unsigned, a negative number is large
-                return np.int64(DAMAGED)
+                kind, stop = np.int64(edge_type[_U(first)]), end_of_piece(edge_type, first, last)
+            if _U(kind) >= _U(len(fanouts)):  # read as unsigned, a negative number is large
+                return -1
             start, end = first, stop
-            if len(after) and has_time[_U(kind)]:  # a function of its own would take a fifth longer
-                if after[group] != BEFORE_ALL:
-                    start = first_later(times, first, stop, after[group])
-                end = first_later(times, start, stop, upto[group])
-            fanout, degree = fanouts[_U(hop), _U(kind)], end - start
-            takes_all = is_whole(degree, fanout, replace)
-            out, total = total, total + (degree if takes_all else fanout)
-            if total <= room:
-                piece = Piece(start, degree, fanout, keys[_U(hop), group, _U(kind)], node)
-                count = total - out if takes_all or latest else ZERO
-                if len(places):
-                    _choose(places, piece, count, replace, weights, aside, positions, out)
-                else:
-                    _choose(indices, piece, count, replace, weights, aside, positions, out)
+            if len(after) and has_time[_U(kind)]:
+                start, end = _seen(times, first, stop, after[_U(groups[_U(i)])], upto[_U(groups[_U(i)])])
+            fanout = fanouts[_U(kind)]
+            total += end - start if is_whole(end - start, fanout, replace) else fanout
             first = stop
-        work.starts[_U(i + 1)] = total
-    return total
+        counts[_U(i)] = total
+    return longest
+
+
+@compiled
+def _draw(
+    csr: Csr, asked: RowRequest, weights: Weights | None, longest: int, starts: Array, positions: Array, senders: Array
+) -> Any:
+    """Write which edges the rows give, each row's from its place in ``starts`` on; return whether all are edges.
+
+    What stands there is read a block of rows later: it was prefetched when it was drawn.
+    """
+    indptr, indices, edge_type, rows, fanouts = csr.indptr, csr.indices, asked.edge_type, asked.rows, asked.fanouts
+    groups, times, after, upto = asked.groups, asked.order.times, asked.after, asked.upto
+    has_time, replace, latest, places = asked.order.has_time, asked.rule.replace, asked.latest, asked.order.places
+    keys, nodes, count, read = asked.keys, asked.nodes, len(rows), 0
+    aside, is_right = None if weights is None else aside_for(weights, longest), True
+    for low in range(0, count + BLOCK, BLOCK):
+        if weights is not None:
+            for i in range(low + BLOCK, min(low + 2 * BLOCK, count) if len(weights.table) else 0):
+                first, key = indptr[_U(rows[_U(i)])], keys[_U(groups[_U(i)]), ZERO]
+                degree = indptr[_U(rows[_U(i)]) + _U(1)] - first
+                if not is_whole(degree, fanouts[ZERO], replace):
+                    prefetch_weights(Piece(first, degree, fanouts[ZERO], key, nodes[_U(i)]), replace, weights)
+        for i in range(low, min(low + BLOCK, count)):
+            prefetch(indptr, rows[_U(min(i + ROWS_AHEAD, count - 1))])
+            row, out = _U(rows[_U(i)]), starts[_U(i)]
+            first, last = indptr[row], indptr[row + _U(1)]
+            while first < last:
+                kind, stop = ZERO, last
+                if len(edge_type):
+                    kind, stop = np.int64(edge_type[_U(first)]), end_of_piece(edge_type, first, last)
+                start, end = first, stop
+                if len(after) and has_time[_U(kind)]:
+                    start, end = _seen(times, first, stop, after[_U(groups[_U(i)])], upto[_U(groups[_U(i)])])
+                if len(places):
+                    prefetch(places, start)
+                    prefetch(places, end - 1)
+                fanout, degree = fanouts[_U(kind)], end - start
+                takes_all = is_whole(degree, fanout, replace)
+                number = degree if takes_all else fanout
+                if takes_all or latest:
+                    take_row(indices, end - number, number, positions, out)
+                else:
+                    piece = Piece(start, degree, fanout, keys[_U(groups[_U(i)]), _U(kind)], nodes[_U(i)])
+                    draw_row(indices, piece, replace, weights, aside, positions, out)
+                out, first = out + number, stop
+        for i in range(max(0, low - BLOCK), min(low, count) if len(places) else 0):
+            for edge in range(starts[_U(i)], starts[_U(i + 1)] if i + 1 < count else len(positions)):
+                at = indptr[_U(rows[_U(i)])] + places[_U(positions[_U(edge)])]
+                is_right &= at < len(indices)
+                positions[_U(edge)] = min(at, len(indices) - 1)
+        stop = starts[_U(low)] if low < count else len(positions)
+        for edge in range(read, stop):
+            senders[_U(edge)] = indices[_U(positions[_U(edge)])]
+        read = stop
+    return is_right
 
 
 @inlined
-def _choose(
-    read: Array, piece: Piece, latest: int, replace: bool, weights: Any, aside: Any, positions: Array, out: int
-) -> None:
-    """Take so many of the last edges of a piece, or draw from it; ask for what is read next of each."""
-    if latest:
-        take_row(read, piece.first + piece.degree - latest, latest, positions, out)
-    elif piece.fanout:
-        draw_row(read, piece, replace, weights, aside, positions, out)
+def _seen(times: Array, first: int, stop: int, after: int, upto: int) -> Any:
+    """Where the edges of a type into a row that are seen start and end, in the order of time."""
+    start = first
+    if after != BEFORE_ALL:
+        start = first_later(times, first, stop, after)
+    return start, first_later(times, start, stop, upto)
 
 
 @inlined
@@ -289,42 +215,6 @@ def first_later(times: Array, low: int, high: int, time: int) -> Any:
         else:
             low = middle + 1
     return low
-
-
-@part
-def _find_edges(indices: Array, begin: int, low: int, high: int, places: Array, work: Work) -> Any:
-    """Turn places in the order of time into positions of edges; return whether they are in their rows."""
-    starts, positions = work.starts, work.positions
-    is_damaged: Any = False
-    for i in range(low, high if len(places) else low):
-        first, degree = work.first[_U(i - begin)], work.degree[_U(i - begin)]
-        for edge in range(starts[_U(i)], starts[_U(i + 1)]):
-            within = places[_U(positions[_U(edge)])]
-            is_damaged |= _U(within) >= _U(degree)
-            positions[_U(edge)] = first + within
-            prefetch(indices, first + within)
-    return not is_damaged
-
-
-@part
-def _read_senders(csr: Csr, low: int, high: int, bits: int, work: Work, table: Table | None) -> Any:
-    """Read the senders of the edges of some rows, and name those to place; return whether these are nodes."""
-    starts, positions, columns, nodes, indices = work.starts, work.positions, work.columns, work.nodes, csr.indices
-    is_damaged: Any = False
-    if table is None:  # whoever asked knows how many nodes there are
-        for edge in range(starts[_U(low)], starts[_U(high)]):
-            columns[_U(edge)] = indices[_U(positions[_U(edge)])]
-        return True
-    entries, shift, count = table.entries, table.shift, _U(len(csr.indptr) - 1)
-    for i in range(low, high):
-        tree = _U(nodes[_U(i)]) >> _U(bits) << _U(bits)
-        for edge in range(starts[_U(i)], starts[_U(i + 1)]):
-            source = _U(indices[_U(positions[_U(edge)])])
-            is_damaged |= source >= count  # read as unsigned, a negative id is large
-            name = tree | source
-            columns[_U(edge)] = name
-            prefetch(entries, slot_of(name, shift))
-    return not is_damaged
 
 
 # Batches that grow.

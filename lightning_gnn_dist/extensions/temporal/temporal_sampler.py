@@ -19,10 +19,8 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import MAX_INTEGER, check_fields, is_number, shown
 from lightning_gnn_dist.engine.kernels import Array
-from lightning_gnn_dist.engine.rng import first_words, typed_keys
+from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, edge_types_of, refuse_repeated, sample_hops
-from lightning_gnn_dist.engine.weighted import Rule
-from lightning_gnn_dist.extensions.temporal.row_draws import AS_ROWS, RowDraws, bits_of, sample_trees
 from lightning_gnn_dist.extensions.temporal.times import (
     BEFORE_ALL,
     Span,
@@ -36,6 +34,7 @@ from lightning_gnn_dist.extensions.temporal.times import (
     times_of_seeds,
     words_of_types,
 )
+from lightning_gnn_dist.extensions.temporal.trees import TimedDraws, Trees, sample_trees
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.tables import ASKED, NEVER, as_told
 from lightning_gnn_dist.graph.typed.types import EdgeType, TypeNames
@@ -146,19 +145,14 @@ class TemporalSampler:
 
 def sample_at(sampler: TemporalSampler, graph: Graph, seeds: Tensor, times: Tensor, batch_key: BatchKey) -> Sample:
     """A batch around nodes at times of their own; a node may be a seed at several."""
-    bits, fanouts = bits_of(graph.num_nodes), sampler.of_types(graph.types)
-    rows = bits, AS_ROWS, edge_types_of(graph.types), fanouts, keys_of_trees(batch_key, seeds, fanouts)
-    how = Rule(None, replace=False), sampler.pick == "latest", *seen_by(sampler, times)
-    draws = RowDraws(*rows, *how, time_order(graph, sampler.time))
+    bits, fanouts = max(1, (graph.num_nodes - 1).bit_length()), sampler.of_types(graph.types)
+    trees = Trees(seeds.numpy(), *seen_by(sampler, times), bits)
+    keys, order = typed_keys(*batch_key, *fanouts.shape), time_order(graph, sampler.time)
+    draws = TimedDraws(edge_types_of(graph.types), order, fanouts, keys, sampler.pick == "latest")
     roots, num_names = (torch.arange(seeds.numel()) << bits) + seeds, max(1, seeds.numel()) << bits
-    sample = sample_hops(graph, roots, len(fanouts), sample_trees, draws, num_names=num_names)
+    sample = sample_hops(graph, roots, len(fanouts), sample_trees, trees, draws, num_names=num_names)
     extra = {"batch": sample.nodes >> bits, SEED_TIME: times}
     return sample._replace(nodes=sample.nodes & ((1 << bits) - 1), extra=extra)
-
-
-def keys_of_trees(batch_key: BatchKey, seeds: Tensor, fanouts: Array) -> Array:
-    """The key of each hop, tree and edge type: what a tree draws does not depend on the other trees of its batch."""
-    return first_words(typed_keys(*batch_key, *fanouts.shape)[:, None], seeds.numpy()[:, None])
 
 
 def seen_by(sampler: TemporalSampler, times: Tensor) -> tuple[Array, Array]:
