@@ -2,6 +2,7 @@
 
 import threading
 import warnings
+from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,9 @@ from tests.strategies.fitting import State, differs, state_of
 
 def train(rank: int, world_size: int, graph: lgd.Graph, options: dict[str, Any]) -> tuple[list[Tensor], list[int]]:
     data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([4, 4]), boundary=lgd.Isolated(), **options)
+    if rank == 1:  # a look before the fit changes nothing
+        data.setup("fit")
+        next(iter(data.train_dataloader()))
     module = model()
     trainer(world_size, lgd.LocalSGDStrategy(**PATIENCE)).fit(module, data)
     part = data.part(rank, world_size)
@@ -47,6 +51,27 @@ def test_every_training_node_is_a_seed_once_a_pass_on_its_own_rank(partitioner: 
             assert set(own) <= set(nodes)
     assert results[0][0][0].tolist() != results[0][0][count].tolist()  # another order in every pass
     assert max(len(seeds) for trained, _ in results for seeds in trained) <= 7
+
+
+class Locked(lgd.PartitionedDataModule):
+    def __init__(self, graph: lgd.Graph) -> None:
+        super().__init__(graph, batch_size=64)
+        self.lock = threading.Lock()
+
+    @cached_property
+    def drawn(self) -> Tensor:
+        return torch.rand(3)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name != "lock"}
+
+
+def test_what_a_class_of_ones_own_has_stays_after_a_fit() -> None:
+    data = Locked(small_graph())
+    lock, drawn = data.lock, data.drawn
+    for _ in range(2):
+        trainer(1, max_epochs=1).fit(model(), data)
+    assert data.lock is lock and data.drawn is drawn
 
 
 def ddp(rank: int, world_size: int) -> tuple[State, list[Tensor], list[Tensor]]:
