@@ -29,7 +29,7 @@ from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MISSING, MOMENTS, 
 from lightning_gnn_dist.graph.typed.types import EDGE
 from lightning_gnn_dist.prepare.arrays import SPLIT_WORDS, SPLITS, check_classes, check_purposes, purpose_of
 from lightning_gnn_dist.prepare.engine import COUNTS, WHOLE, Bad, Cells, Table, Work, literal, numpy_of, places_of
-from lightning_gnn_dist.prepare.plan import TablePlan
+from lightning_gnn_dist.prepare.plan import Plan, TablePlan
 from lightning_gnn_dist.prepare.text import WIDTH, Embed, hash_words
 
 MOST_WORDS = 1_000  # different ones of what is taken for a category unless it is said
@@ -421,7 +421,7 @@ class Columns:
         self._work.problems.append(f"{self._table.source}: column {name!r} {what}")
 
 
-def columns_of(work: Work, table: Table, plan: TablePlan, time: str | None, kinds: Mapping[str, str]) -> Columns:
+def columns_of(work: Work, table: Table, plan: TablePlan, whole: Plan) -> Columns:
     """What the columns of a table become by their names: labels, splits, masks, times, and features.
 
     Those of edges of a graph without types are features and a time alone, each an array of its own, ``edge_...``.
@@ -430,11 +430,10 @@ def columns_of(work: Work, table: Table, plan: TablePlan, time: str | None, kind
         work: Reads the table.
         table: The table.
         plan: What it holds.
-        time: The column of times, if there is one.
-        kinds: The kinds of features, where they are told.
+        whole: What is told of all tables: the column of times, kinds of features, and whether labels have fractions.
     """
     names, of_edges = plan.columns, plan.kind is None
-    of_one_type = EDGE in plan.edges
+    of_one_type, time = EDGE in plan.edges, whole.time
     roles = {name: role for name in names if (role := _role(name, time)) and (role == "time" or not of_one_type)}
     arrays = {name: _of_edges(name) if of_edges else "" for name in names if name not in roles}
     of_split = [(name, f"{split}_mask") for name, role in roles.items() if role == "split" for split in SPLITS]
@@ -445,24 +444,25 @@ def columns_of(work: Work, table: Table, plan: TablePlan, time: str | None, kind
     looks, bad = work.look_at(table, roles, COUNTS)[1] if roles else {}, list[Bad]()
     made = list[Made]()
     for name, role in roles.items():
-        made += _made(work, table, name, named[name], role, looks[name], bad)
+        if (look := looks[name]).shortest != look.longest:
+            told = f"holds lists of unequal length: leave it out (--drop {name})."
+            work.problems.append(f"{table.source}: column {name!r} {told}")
+        if role == "y":
+            made.append(_label(work, table, name, look, has_fractions=whole.float_labels))
+        else:
+            made += _made(work, table, name, named[name], role, look, bad)
     work.refuse_cells(table, bad)
-    features = [Feature(name, table.cells(name), array, asked=kinds.get(name)) for name, array in arrays.items()]
+    features = [Feature(name, table.cells(name), array, asked=whole.kinds.get(name)) for name, array in arrays.items()]
     return Columns(work, table, made, features)
 
 
 def _made(work: Work, table: Table, name: str, array: str, role: str, look: Any, bad: list[Bad]) -> Iterable[Made]:
     """The arrays of a column that is no feature; what is wrong with it is added."""
     cells, word = table.cells(name), f"lower(coalesce({table.cells(name).word}, ''))"
-    if look.shortest != look.longest:
-        told = f"holds lists of unequal length: leave it out (--drop {name})."
-        work.problems.append(f"{table.source}: column {name!r} {told}")
     if role == "time":
         empty = f"{cells.name} IS NULL OR ({cells.number} IS NOT NULL AND {cells.real} IS NULL)"
         bad.append((name, empty, "and every row needs a time: remove the row, or give one."))
         return [time_of(cells, name, array, look, bad)]
-    if role == "y":
-        return [_label(work, table, name, look)]
     if role == "split":
         known = ", ".join(map(literal, [*SPLIT_WORDS, *NO_SPLIT]))
         what = "which is no split: train, val, test or nothing is known."
@@ -475,8 +475,11 @@ def _made(work: Work, table: Table, name: str, array: str, role: str, look: Any,
     return [Made(array, BOOL, f"coalesce({marked}, false)")]
 
 
-def _label(work: Work, table: Table, name: str, look: Any) -> Made:
-    """Whole numbers, numbers, or words, which get numbers in their order; an empty cell is no label."""
+def _label(work: Work, table: Table, name: str, look: Any, *, has_fractions: bool) -> Made:
+    """Whole numbers, numbers, or words, which get numbers in their order; an empty cell is no label.
+
+    Whole numbers may be written with a fraction of 0, as pandas does where cells are empty.
+    """
     cells = table.cells(name)
     are_words = cells.is_text and (table.is_typed or look.padded > 0)
     real = FLOAT if cells.type in ("FLOAT", "FLOAT[]") else DOUBLE
@@ -485,6 +488,8 @@ def _label(work: Work, table: Table, name: str, look: Any) -> Made:
     if look.whole == look.there and not are_words:
         return Made("y", LONG, f"coalesce({cells.whole}, -1)")
     if look.numbers == look.there and not are_words:
+        if not has_fractions and not work.look(table, f"count(*) FILTER (({cells.real}) % 1.0::DOUBLE <> 0)")[0]:
+            return Made("y", LONG, f"coalesce(TRY_CAST({cells.real} AS BIGINT), -1)")
         return Made("y", real, f"coalesce({cells.number}, 'nan'::DOUBLE)")
     rows = f"SELECT DISTINCT {cells.word} FROM {table.name} WHERE {cells.name} IS NOT NULL ORDER BY 1"
     words = [each for (each,) in work.run(rows)]

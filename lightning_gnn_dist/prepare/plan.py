@@ -216,6 +216,7 @@ class Plan:
         tables: The tables, which become such arrays first.
         time: The array of times, if there is one.
         kinds: What columns of features are, where that is told.
+        float_labels: Whether labels are answers of a regression, also where all are whole.
         unpacking: What turns tables into arrays where they say themselves what is in them, in place of ``Unpacking``.
         headings: What is taken for the headings of tables, or what tables say of themselves, in words.
         ids: Of tables that have become arrays, the files of ids, by the types of nodes.
@@ -229,6 +230,7 @@ class Plan:
     tables: tuple[TablePlan, ...] = ()
     time: str | None = None
     kinds: Mapping[str, str] = field(default_factory=dict)
+    float_labels: bool = False
     unpacking: Callable[..., Any] | None = None
     headings: tuple[str, ...] = ()
     ids: Mapping[str, Path] = field(default_factory=dict)

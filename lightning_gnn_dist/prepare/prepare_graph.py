@@ -12,7 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
 from importlib import import_module
 from pathlib import Path
@@ -337,7 +337,8 @@ class Preparation:
     @cached_property
     def plan(self) -> Plan:
         """What the source holds."""
-        return plan_of(self.source, self.nodes, self.choice.drop, self.time, self.choice.kinds)
+        plan = plan_of(self.source, self.nodes, self.choice.drop, self.time, self.choice.kinds)
+        return replace(plan, float_labels=self.float_labels)
 
     def estimate(self) -> Estimate:
         """Estimate disk space and time, from the headers of the files."""

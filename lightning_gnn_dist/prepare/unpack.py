@@ -267,7 +267,7 @@ class Unpacking:
 
     def columns(self, at: int, plan: TablePlan, table: Table) -> Columns:
         """What its columns become."""
-        columns = columns_of(self.work, table, plan, self.plan.time, self.plan.kinds)
+        columns = columns_of(self.work, table, plan, self.plan)
         if plan.kind is None:
             convert.check_each_name([each.array for each in columns.all], allowed=())
             self._check_heading(table, plan)

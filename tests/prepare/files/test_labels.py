@@ -37,7 +37,11 @@ def arrays(folder: Path) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("labels", "y"), [(WORDS, [0, -1, 1, 0, -1]), (WHOLE, [10, -1, 2, 10, -1])], ids=["words", ""])
+@pytest.mark.parametrize(
+    ("labels", "y"),
+    [(WORDS, [0, -1, 1, 0, -1]), (WHOLE, [10, -1, 2, 10, -1]), ([10.0, None, 2.0, 10.0, None], [10, -1, 2, 10, -1])],
+    ids=["words", "whole", "as pandas writes them"],
+)
 def test_an_empty_cell_is_no_label(kind: str, labels: Sequence[object], y: list[int], tmp_path: Path) -> None:
     table, nodes = source(kind, labels, tmp_path / "tables")
     options = [] if nodes is None else ["--nodes", str(nodes)]
