@@ -65,8 +65,7 @@ class ForgetsRun:
             vars(self).pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        of_run = self._of_run()
-        return {name: value for name, value in vars(self).items() if name not in of_run}
+        return {name: value for name, value in vars(self).items() if name not in self._of_run()}
 
     def _of_run(self) -> set[str]:
         """The names of cached properties, but for those of a class that a user derives."""

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_ids, shown
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, row_slices
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.graph.typed.tables import Tables
 
 EdgeType = tuple[str, str, str]
 NODE, EDGE = "", ("", "", "")  # the types of a graph without any
+EDGES_PER_PIECE = 1 << 20  # edges that are looked at together
 MAX_EDGE_TYPES = 2**15  # torch can do little with numbers of 16 bits without a sign
 _OF_DATA = re.compile(r"(?<![\w/.-])data\.")  # and not the name of a file, such as metadata.json
 UNTYPED_ONLY = (
@@ -353,6 +353,8 @@ class GraphTypes(TypeNames):
 
         Reads all edges once, in pieces, if there are several types.
         """
+        from lightning_gnn_dist.graph.rows import row_slices  # of which preparing a graph needs none
+
         if len(self.node_types) == len(self.edge_types) == 1:
             return
         places = {name: number for number, name in enumerate(self.node_types)}
