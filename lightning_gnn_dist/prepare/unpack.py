@@ -45,7 +45,12 @@ if TYPE_CHECKING:
 
 NO_KEYS = "and keys are whole numbers or words."
 NO_DATES = "and keys are whole numbers or words: write dates as texts."
-MANY_SECONDS, TOO_MANY_SECONDS = 10**8, 10**11  # since 1970: the years 1973 and 5138
+UNITS = (
+    (10**8, "small numbers, such as days"),
+    (10**11, "seconds"),
+    (10**14, "milliseconds"),
+    (10**17, "microseconds"),
+)
 UNKNOWN = -2  # the node that a key names that names none; -1 if there is no key
 
 
@@ -232,7 +237,7 @@ class Unpacking:
                 )
                 if are_dates:
                     dates.append(plan.words)
-                elif not MANY_SECONDS <= latest < TOO_MANY_SECONDS:
+                elif unit_of(latest) != "seconds":
                     others.append(f"{plan.words} (up to {latest})")
         if dates and others:
             raise ValueError(
@@ -358,6 +363,11 @@ class Unpacking:
                 work.refuse_cells(looked_in, [bad])
         if not work.problems and any(self.ids[kind].count is None for kind in plan.fkeys.values()):
             _check_largest(table.source, self.place(at) / "edges" / f"{EDGES}.npy", max(highest.values()))
+
+
+def unit_of(time: float) -> str:
+    """What times since 1970 are likely to count, given the latest."""
+    return next((name for most, name in UNITS if abs(time) < most), "nanoseconds")
 
 
 def _check_largest(source: Path, file: Path, highest: int) -> None:

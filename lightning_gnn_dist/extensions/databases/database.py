@@ -23,14 +23,8 @@ from lightning_gnn_dist.prepare.engine import Table
 from lightning_gnn_dist.prepare.plan import EdgeFiles, NodeFiles, Plan, TablePlan
 from lightning_gnn_dist.prepare.reading import columns_of
 from lightning_gnn_dist.prepare.text import embedding
-from lightning_gnn_dist.prepare.unpack import Unpacking
+from lightning_gnn_dist.prepare.unpack import Unpacking, unit_of
 
-UNITS = (
-    (10**8, "small numbers, such as days"),
-    (10**11, "seconds"),
-    (10**14, "milliseconds"),
-    (10**17, "microseconds"),
-)
 LAYOUTS = {RELBENCH: f"RelBench's layout ({RELBENCH}, db, tasks)", PLAIN: f"the tables that {PLAIN} describes"}
 
 
@@ -156,7 +150,7 @@ class DatabaseUnpacking(Unpacking):
         found = {name: told["times"] for name, told in facts.items() if told["times"]}
         if not found:
             return 1.0
-        units = {name: "seconds" if is_dates else _unit(last) for name, (_, last, is_dates) in found.items()}
+        units = {name: "seconds" if is_dates else unit_of(last) for name, (_, last, is_dates) in found.items()}
         told = {name: f"{name} ({as_told(first, d)} to {as_told(last, d)})" for name, (first, last, d) in found.items()}
         (one, unit), *others = units.items()
         for other, another in others:
@@ -174,7 +168,3 @@ class DatabaseUnpacking(Unpacking):
                 f"{last}: rows before it are trained on, and later ones judge."
             )
         return float(max((latest if self.cut is None else self.cut) - earliest, 1))
-
-
-def _unit(time: int) -> str:
-    return next((name for most, name in UNITS if abs(time) < most), "nanoseconds")
