@@ -51,13 +51,8 @@ OF_FEATURES = {  # what one look tells of a column, in the rows that are seen; a
     "all_numbers": "count({number})",
     "all_dates": "count({seconds})",
 }
-OF_ALL = OF_FEATURES | {  # the same where there is no cut
-    "whole": "count({whole})",
-    "seconds": "avg({seconds})",
-    "padded": "count({padded})",
-    "shortest": "min({length})",
-    "longest": "max({length})",
-}
+OF_ROLES = COUNTS | {"padded": "count({padded})"}  # of columns that are no features
+OF_ALL = OF_ROLES | OF_FEATURES | {"seconds": "avg({seconds})"}  # of features where there is no cut
 BEFORE_CUT = OF_FEATURES | {
     "nans": "count(*) FILTER (seen AND isnan({number}))",
     "deviation": "stddev_pop({number}) FILTER (seen AND isfinite({number}))",
@@ -441,7 +436,7 @@ def columns_of(work: Work, table: Table, plan: TablePlan, whole: Plan) -> Column
     named = {name: _of_edges(name) if of_one_type else purpose_of(known[name]) for name in names}
     purposes = [(name, arrays.get(name) or named[name]) for name in names if roles.get(name) != "split"]
     check_purposes([*of_split, *purposes], table.source)
-    looks, bad = work.look_at(table, roles, COUNTS)[1] if roles else {}, list[Bad]()
+    looks, bad = work.look_at(table, roles, OF_ROLES)[1] if roles else {}, list[Bad]()
     made = list[Made]()
     for name, role in roles.items():
         if (look := looks[name]).shortest != look.longest:

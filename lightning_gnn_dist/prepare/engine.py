@@ -147,7 +147,6 @@ COUNTS = {  # what a look may tell of a column, by SQL with the forms of a cell 
     "there": "count({name})",
     "whole": "count({whole})",
     "numbers": "count({number})",
-    "padded": "count({padded})",
     "shortest": "min({length})",
     "longest": "max({length})",
 }

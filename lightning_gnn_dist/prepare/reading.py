@@ -257,14 +257,11 @@ def heading_of(path: Path) -> Heading:
             f"{path} has the first line {first!r:.60}, which is neither a heading, as it begins with a number, nor a "
             "row of numbers: write a heading above it, such as source,target,weight or id,label."
         )
-    names: dict[str, str] = {}
-    for cell in cells:  # to DuckDB, id and ID are one
-        if cell.lower() in names:
-            other = (
-                "" if (first_one := names[cell.lower()]) == cell else f" and {first_one!r}, which differ by case alone"
-            )
-            raise ValueError(f"{path} has two columns called {cell!r}{other}: rename one of them.")
-        names[cell.lower()] = cell
+    names = [cell.lower() for cell in cells]  # to DuckDB, id and ID are one
+    for at, name in enumerate(names):
+        if (before := names.index(name)) < at:
+            alike = "" if cells[before] == cells[at] else f" and {cells[before]!r}, which differ by case alone"
+            raise ValueError(f"{path} has two columns called {cells[at]!r}{alike}: rename one of them.")
     if "" in cells:
         raise ValueError(
             f"{path} has a column without a name, number {cells.index('') + 1}, as pandas writes its index: name it, "
@@ -304,17 +301,15 @@ def _open(path: Path) -> Iterator[TextIOWrapper]:
 def load(work: Work, name: str, path: Path) -> Table:
     """Have DuckDB read the files of a table under a name. Empty cells are NULL."""
     types, made, texts = types_of(path), quoted(name), list[Text]()
+    of = {column: f"CAST({quoted(column)} AS {kind})" for column, kind in types.items()}  # of each file, of its own
     cells = ", ".join(
-        (f"nullif({quoted(column)}, '')" if kind == "VARCHAR" else quoted(column)) + f" AS {quoted(column)}"
+        (f"nullif({of[column]}, '')" if kind == "VARCHAR" else of[column]) + f" AS {quoted(column)}"
         for column, kind in types.items()
     )
     if is_parquet(path):
         rows_of = {file: f"read_parquet({_named(file)}, file_row_number = true)" for file in files_of(path)}
         queries, first = [], 0
         for file, rows in rows_of.items():
-            own = _types_of_file(file) if len(rows_of) > 1 else types
-            casts = [f"CAST({quoted(c)} AS {kind}) AS {quoted(c)}" for c, kind in types.items() if kind != own[c]]
-            rows = f"(SELECT * REPLACE ({', '.join(casts)}) FROM {rows})" if casts else rows
             queries.append(f"SELECT {cells}, file_row_number + {first} AS {ROW} FROM {rows}")
             first += count_rows(file)
         query = " UNION ALL BY NAME ".join(queries)
