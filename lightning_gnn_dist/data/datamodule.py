@@ -89,11 +89,10 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
 
     def _enter(self, run: RunContext) -> None:
         """Let all that is made from here on be of this run."""
-        before = self._home.running
-        for task in self._tasks:
-            if (run.rank, run.num_ranks) != (before.rank, before.num_ranks):
-                task.home.rest()  # of what another rank holds
-            task.home.running = run
+        for home in [task.home for task in self._tasks]:
+            if (run.rank, run.num_ranks) != (home.running.rank, home.running.num_ranks):
+                home.rest()  # of what another rank holds
+            home.running = run
 
     @property
     def seed(self) -> int:

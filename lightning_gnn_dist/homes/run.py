@@ -26,7 +26,6 @@ from lightning_gnn_dist.wire.channel import CPU
 from lightning_gnn_dist.wire.collectives import check_group, gather_numbers
 from lightning_gnn_dist.wire.memory import free_bytes, free_on, ranks_here
 
-_PACKAGE = __name__.partition(".")[0]
 DEFAULT_BYTES = 4 << 30
 BUDGET_BYTES = 1 << 30  # of the rows of all nodes
 # Of a precision: the type that the whole model computes in, and the narrow one that a step computes in.
@@ -65,11 +64,13 @@ class ForgetsRun:
             vars(self).pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in self._of_run()}
+        of_run = self._of_run()
+        return {name: value for name, value in vars(self).items() if name not in of_run}
 
     def _of_run(self) -> set[str]:
         """The names of cached properties, but for those of a class that a user derives."""
-        ours = (vars(level) for level in type(self).__mro__ if level.__module__.startswith(f"{_PACKAGE}."))
+        package = __name__.partition(".")[0]
+        ours = (vars(level) for level in type(self).__mro__ if level.__module__.partition(".")[0] == package)
         return {name for members in ours for name, of in members.items() if isinstance(of, cached_property)}
 
 

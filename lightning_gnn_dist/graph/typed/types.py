@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 EdgeType = tuple[str, str, str]
 NODE, EDGE = "", ("", "", "")  # the types of a graph without any
-EDGES_PER_PIECE = 1 << 20  # edges that are looked at together
 MAX_EDGE_TYPES = 2**15  # torch can do little with numbers of 16 bits without a sign
 _OF_DATA = re.compile(r"(?<![\w/.-])data\.")  # and not the name of a file, such as metadata.json
 UNTYPED_ONLY = (
@@ -261,6 +260,8 @@ class GraphTypes(TypeNames):
 
     def edges_of(self, edge_type: EdgeType) -> Tensor:
         """Where in ``indices`` the edges of a type are, in increasing order: that of the rows of its arrays."""
+        from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE  # as below
+
         number = number_of(edge_type, self.edge_types, "edge")
         pieces = self.edge_type.split(EDGES_PER_PIECE)
         found = [(piece == number).nonzero().view(-1) + i * EDGES_PER_PIECE for i, piece in enumerate(pieces)]

@@ -16,7 +16,6 @@ from lightning_gnn_dist import Graph, citations
 from lightning_gnn_dist.graph import rows as rows_module
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.typed import build as build_module
-from lightning_gnn_dist.graph.typed import types as types_module
 from tests.conftest import module_of
 from tests.graph.typed.graphs import check_same, small
 
@@ -305,7 +304,7 @@ def test_splits_and_arrays_belong_to_a_type() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 7, 1 << 20])
 def test_the_part_of_some_nodes_is_pygs_subgraph(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (rows_module, types_module, build_module):
+    for module in (rows_module, build_module):
         monkeypatch.setattr(module, "EDGES_PER_PIECE", at_once)
     data = small()
     graph = Graph.from_pyg(data, edge_ids=True)
