@@ -28,6 +28,7 @@ from lightning_gnn_dist.checks import (
     check_choice,
     check_instance,
     check_true_or_false,
+    shown,
 )
 from lightning_gnn_dist.data.plain_ddp import guard_plain_ddp
 from lightning_gnn_dist.data.task import Task, WholeNodes, evaluation_of
@@ -39,11 +40,7 @@ from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.run import ForgetsRun, RunContext, warn_of_slow_bfloat16
 from lightning_gnn_dist.homes.settings import BatchSettings, Evaluation, GlobalBatching, Loading
-from lightning_gnn_dist.joint import (
-    BringsHooks,
-    GivesBatches,
-    Scope,
-)
+from lightning_gnn_dist.joint import BringsHooks, GivesBatches, Scope
 from lightning_gnn_dist.layers.choice import Judged
 from lightning_gnn_dist.layers.exactness import Exactness
 from lightning_gnn_dist.names import extension
@@ -77,6 +74,13 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
         self._anchors: tuple[Graph, Batches] | None = None  # of the running part
 
     # What it was made of.
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        now = getattr(self, name, value) if name in BatchSettings.__dataclass_fields__ else value
+        if value is not now and value != now:
+            said = f"{name} is {shown(now)} for good: batches are made as a data module was told when it was made."
+            raise AttributeError(f"{said} Make another, {type(self).__name__}(..., {name}={shown(value)}).")
+        super().__setattr__(name, value)
 
     @property
     def trainer(self) -> Trainer | None:
@@ -504,6 +508,7 @@ class PartitionedDataModule(GraphDataModule):
         """
         given = self._given | {"evaluation": replace(self.evaluation, on=None)}
         found = copy(self)  # of a class derived from this one, too
+        del found.evaluation
         PartitionedDataModule.__init__(found, graph, **given)
         extension("another graph").check_alike("on(...)", self._home.types, found._home.types)
         return found if self.predicted is None else found.only(self.predicted - self._judging.home.ids.start)

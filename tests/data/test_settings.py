@@ -62,6 +62,19 @@ def test_settings_that_do_not_go_together_are_refused(options: Any, message: str
         lgd.PartitionedDataModule(lgd.communities(60, 3), sampler=lgd.NeighborSampler([5, 5]), **options)
 
 
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:You defined a `validation_step` but")
+def test_what_batches_are_made_of_is_settled_as_a_search_for_a_batch_size_is_told(tmp_path: Path) -> None:
+    data = data_with()
+    data.batch_size, data.sampler, data.evaluation = 30, lgd.NeighborSampler([15, 10]), lgd.Evaluation()
+    assert data.on(small_graph()).batch_size == 30
+    for name, value in {"batch_size": 60, "seed": 3, "sampler": lgd.NeighborSampler([2]), "loading": None}.items():
+        with pytest.raises(AttributeError, match=rf"Make another, PartitionedDataModule\(..., {name}="):
+            setattr(data, name, value)
+    finder = pl.callbacks.BatchSizeFinder(max_trials=1)
+    with pytest.raises(AttributeError, match="batch_size is 30 for good"):
+        trainer(1, "auto", callbacks=[finder], default_root_dir=tmp_path).fit(model(), data)
+
+
 def data_with(seed: int | None = None) -> lgd.PartitionedDataModule:
     return lgd.PartitionedDataModule(small_graph(), partitioner=lgd.RandomPartitioner(), batch_size=30, seed=seed)
 

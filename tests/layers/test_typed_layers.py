@@ -88,7 +88,6 @@ def test_evaluation_batches_may_be_read_all_the_same() -> None:
             seen.append(({kind: len(x) for kind, x in kept[0].items()}, batch["author"].num_nodes, batch.blocks))
 
     data = lgd.PartitionedDataModule(graph_of(), sampler=lgd.NeighborSampler([2, 2]), batch_size=10, seed=0)
-    data.evaluation = lgd.Evaluation(batch_size=10)
     trainer(1, **EXACT).test(Reads(DATA.edge_types).eval(), data, verbose=False)
     assert seen and all(sizes["author"] == number and len(blocks) == 2 for sizes, number, blocks in seen)
 
