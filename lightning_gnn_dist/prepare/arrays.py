@@ -35,6 +35,7 @@ ALIASES = {
 
 
 NO_CLASS = "-1"
+LABELS_OF_EDGES = ("y", "edge_y")
 EDGES = "edge_index"  # without which there is no graph
 
 
@@ -228,6 +229,8 @@ class Carried:
         """The rows of ``count`` edges from ``first`` on, by array, checked: later only bytes are moved."""
         found = {name: rows.read(first, count) for name, rows in self.arrays.items()}
         for name, array in found.items():
+            if name in LABELS_OF_EDGES:
+                continue  # where NaN is no label
             convert.check_finite(self.arrays[name].as_tensor(array), first, name=name, row="edge")
         return found
 

@@ -39,6 +39,7 @@ MOST_DEVIATIONS = 10.0
 SECONDS_OF_DAY = 86_400
 PERIODS = (SECONDS_OF_DAY, 7 * SECONDS_OF_DAY, 31_556_952)  # a day, a week, a year
 NO_SPLIT = ("", "none", "-")
+UNEQUAL = "holds lists of unequal length: leave it out (--drop {})."
 SURELY_EXACT = 1 << 24  # whole numbers below are numbers of float32
 FLOAT, DOUBLE, INT, LONG, BOOL = map(np.dtype, (np.float32, np.float64, np.int32, np.int64, np.bool_))
 OF_FEATURES = {  # what one look tells of a column, in the rows that are seen; and in all, for what cannot be right
@@ -150,6 +151,11 @@ class Feature:
     periods: Sequence[int] = ()
 
     @property
+    def mark(self) -> str:
+        """The array of its mark, if it has one of its own, as edges have."""
+        return f"{self.array}_is_missing" if self.array and self.is_marked else ""
+
+    @property
     def size(self) -> int:
         """Of a category of a database, the number of its values."""
         return len(self.words) + UNSEEN + 1 if self.kind == "category" else 0
@@ -171,8 +177,7 @@ class Feature:
             there, numbers = self._numbers
             made = [Made(array, FLOAT, sql, width) for sql in numbers]
         if self.is_marked:
-            mark = f"{array}_is_missing" if self.array else array
-            made.append(Made(mark, FLOAT, f"CAST({there} IS NULL AS FLOAT)", width))
+            made.append(Made(self.mark or array, FLOAT, f"CAST({there} IS NULL AS FLOAT)", width))
         if self.kind == "time" and cut and self.name != cut.time:
             made.append(Made(before + MOMENTS, LONG, f"coalesce({there}, {NO_MOMENT})", 1))
         return made
@@ -343,6 +348,10 @@ class Columns:
                 self.left_out[name] = "has one value before the training cut"
             else:
                 made.append(found)
+        arrays = {each.array: each.name for each in made if each.array}
+        for each in made if cut is None else ():
+            if other := arrays.get(each.mark):
+                self._tell(other, f"is called as the mark of empty cells of {each.name!r}: rename one of them.")
         self.features = made
 
     @property
@@ -360,38 +369,42 @@ class Columns:
         way_out = f"Give another number, or leave the column out (--drop {name})."
         if not each.cut and not look.there:
             self._tell(name, f"has no cell that is not empty: leave it out (--drop {name}).")
-        if cells.is_list:
+        if cells.is_list and Cells("", cells.type.rpartition("[")[0]).is_number:
             if look.shortest != look.longest:
-                self._tell(name, f"holds lists of unequal length: leave it out (--drop {name}).")
+                self._tell(name, UNEQUAL.format(name))
             bad.append((name, f"{cells.name} IS NULL", f"and a feature is a number. {way_out}"))
             bad.append((name, cells.is_not_finite, f"which is no finite float32. {way_out}"))
             return "list"
-        if not cells.is_read:
+        if not cells.is_read and asked not in ("category", "text"):
             self._tell(
                 name, f"holds {cells.type}, of which no number was made. Cast it, or leave it out (--drop {name})."
             )
-        nearly_all = look.numbers == look.there if each.cut else look.numbers > NEARLY_ALL * look.there
-        nearly_all = nearly_all and (each.cut is not None or not look.padded)
-        are_numbers = nearly_all or not (cells.is_text or cells.is_date)
-        are_dates = cells.is_date or look.dates == look.there
-        kind = asked or ("number" if are_numbers else "time" if are_dates else None)
+            return "number"
+
+        def are_nearly_all(count: int) -> bool:
+            return bool(count == look.there if each.cut else count > NEARLY_ALL * look.there)
+
+        are_numbers = are_nearly_all(look.numbers) and (each.cut is not None or not look.padded)
+        are_dates = cells.is_date or are_nearly_all(look.dates)
+        kind = asked or ("number" if are_numbers or cells.is_number else "time" if are_dates else None)
+        others = "" if asked else ", as nearly all others are"
         if each.cut and not look.there:
             return kind
         if kind == "number" and look.all_numbers < look.all_there:
             no_number = f"{cells.value} IS NOT NULL AND {cells.number} IS NULL"
-            others = "" if asked else ", as nearly all others are"
             bad.append((name, no_number, f"which is no number{others}. Correct it, empty it, or {instead}"))
         elif kind == "number" and each.cut:
             what = f"empty the cell, give another number, or leave the column out (--drop {name})."
             bad.append((name, f"isinf({cells.number})", f"which is no finite number: {what}"))
-        elif kind == "number" and look.whole == look.there and not cells.is_real:
+        elif kind == "number" and (cells.type in WHOLE or (cells.is_text and look.whole == look.there)):
             what = f"which float32 rounds: write it with a fraction (.0) if that may be; of times say --time {name}."
             bad.append((name, cells.is_rounded, f"{what} {way_out}"))
         elif kind == "number":
             bad.append((name, cells.is_not_finite, f"which is no finite float32. {way_out}"))
         elif kind == "time" and look.all_dates < look.all_there:
             no_date = f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL"
-            bad.append((name, no_date, f"and times are dates, such as 2024-07-01: correct it, or {instead}"))
+            what = f"and times are dates, such as 2024-07-01{others}: correct it, or {instead}"
+            bad.append((name, no_date, what))
         return kind
 
     def _words(self, about: Mapping[str, int]) -> dict[str, dict[str, int]]:
@@ -419,7 +432,7 @@ class Columns:
 def columns_of(work: Work, table: Table, plan: TablePlan, whole: Plan) -> Columns:
     """What the columns of a table become by their names: labels, splits, masks, times, and features.
 
-    Those of edges of a graph without types are features and a time alone, each an array of its own, ``edge_...``.
+    Each of edges of a graph without types is an array of its own, ``edge_...``, and that of labels ``edge_y``.
 
     Args:
         work: Reads the table.
@@ -427,9 +440,8 @@ def columns_of(work: Work, table: Table, plan: TablePlan, whole: Plan) -> Column
         plan: What it holds.
         whole: What is told of all tables: the column of times, kinds of features, and whether labels have fractions.
     """
-    names, of_edges = plan.columns, plan.kind is None
-    of_one_type, time = EDGE in plan.edges, whole.time
-    roles = {name: role for name in names if (role := _role(name, time)) and (role == "time" or not of_one_type)}
+    names, of_edges, of_one_type = plan.columns, plan.kind is None, EDGE in plan.edges
+    roles = plan.roles(whole.time)
     arrays = {name: _of_edges(name) if of_edges else "" for name in names if name not in roles}
     of_split = [(name, f"{split}_mask") for name, role in roles.items() if role == "split" for split in SPLITS]
     known = {name: name.lower() if roles.get(name, "time") != "time" else name for name in names}
@@ -439,13 +451,10 @@ def columns_of(work: Work, table: Table, plan: TablePlan, whole: Plan) -> Column
     looks, bad = work.look_at(table, roles, OF_ROLES)[1] if roles else {}, list[Bad]()
     made = list[Made]()
     for name, role in roles.items():
-        if (look := looks[name]).shortest != look.longest:
-            told = f"holds lists of unequal length: leave it out (--drop {name})."
-            work.problems.append(f"{table.source}: column {name!r} {told}")
         if role == "y":
-            made.append(_label(work, table, name, look, has_fractions=whole.float_labels))
+            made.append(_label(work, table, name, named[name], looks[name], has_fractions=whole.float_labels))
         else:
-            made += _made(work, table, name, named[name], role, look, bad)
+            made += _made(work, table, name, named[name], role, looks[name], bad)
     work.refuse_cells(table, bad)
     features = [Feature(name, table.cells(name), array, asked=whole.kinds.get(name)) for name, array in arrays.items()]
     return Columns(work, table, made, features)
@@ -470,7 +479,7 @@ def _made(work: Work, table: Table, name: str, array: str, role: str, look: Any,
     return [Made(array, BOOL, f"coalesce({marked}, false)")]
 
 
-def _label(work: Work, table: Table, name: str, look: Any, *, has_fractions: bool) -> Made:
+def _label(work: Work, table: Table, name: str, array: str, look: Any, *, has_fractions: bool) -> Made:
     """Whole numbers, numbers, or words, which get numbers in their order; an empty cell is no label.
 
     Whole numbers may be written with a fraction of 0, as pandas does where cells are empty.
@@ -479,17 +488,19 @@ def _label(work: Work, table: Table, name: str, look: Any, *, has_fractions: boo
     are_words = cells.is_text and (table.is_typed or look.padded > 0)
     real = FLOAT if cells.type in ("FLOAT", "FLOAT[]") else DOUBLE
     if cells.is_list:
-        return Made("y", LONG if cells.type.removesuffix("[]") in WHOLE else real, cells.name, look.longest or 0)
+        if look.shortest != look.longest:
+            work.problems.append(f"{table.source}: column {name!r} {UNEQUAL.format(name)}")
+        return Made(array, LONG if cells.type.removesuffix("[]") in WHOLE else real, cells.name, look.longest or 0)
     if look.whole == look.there and not are_words:
-        return Made("y", LONG, f"coalesce({cells.whole}, -1)")
+        return Made(array, LONG, f"coalesce({cells.whole}, -1)")
     if look.numbers == look.there and not are_words:
-        if not has_fractions and not work.look(table, f"count(*) FILTER (({cells.real}) % 1.0::DOUBLE <> 0)")[0]:
-            return Made("y", LONG, f"coalesce(TRY_CAST({cells.real} AS BIGINT), -1)")
-        return Made("y", real, f"coalesce({cells.number}, 'nan'::DOUBLE)")
+        if not has_fractions and not work.look(table, f"count(*) FILTER ({cells.is_fraction})")[0]:
+            return Made(array, LONG, f"coalesce(TRY_CAST({cells.real} AS BIGINT), -1)")
+        return Made(array, real, f"coalesce({cells.number}, 'nan'::DOUBLE)")
     rows = f"SELECT DISTINCT {cells.word} FROM {table.name} WHERE {cells.name} IS NOT NULL ORDER BY 1"
     words = [each for (each,) in work.run(rows)]
     check_classes(words, f"{table.source}: column {name!r}")
-    return Made("y", LONG, cells.word, words=words)
+    return Made(array, LONG, cells.word, words=words)
 
 
 def time_of(cells: Cells, name: str, array: str, look: Any, bad: list[Bad], never: int | None = None) -> Made:
@@ -519,13 +530,6 @@ def time_of(cells: Cells, name: str, array: str, look: Any, bad: list[Bad], neve
 
 def _of_edges(name: str) -> str:
     """What edges call a column."""
-    name = name.lower() if name.lower() in ("weight", "edge_weight") else name
-    return f"edge_{name.removeprefix('edge_')}"
-
-
-def _role(name: str, time: str | None) -> str:
-    """What a column is beside a feature: ``time``, ``y``, ``split``, ``mask``, or nothing."""
-    purpose = purpose_of(name.lower())
-    if name == time:
-        return "time"
-    return purpose if purpose in ("y", "split") else "mask" if purpose.endswith("_mask") else ""
+    if (lower := name.lower()) in ("weight", "edge_weight"):
+        name = lower
+    return f"edge_{'y' if purpose_of(lower) == 'y' else name.removeprefix('edge_')}"

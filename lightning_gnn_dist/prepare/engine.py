@@ -66,13 +66,17 @@ class Cells:
         return self.type.startswith(("TIMESTAMP", "DATE"))
 
     @property
-    def seconds(self) -> str:
-        """A date as seconds since 1970, of UTC if a zone is told. A text that is one begins with a digit."""
-        moment = f"CAST({self.name} AS TIMESTAMPTZ)" if self.is_date else "CAST(NULL AS TIMESTAMPTZ)"
+    def moment(self) -> str:
+        """A date, of UTC if a zone is told. A text that is one begins with a digit."""
         if self.is_text:
             whole = f"{self.name} || CASE length({self.name}) WHEN 4 THEN '-01-01' WHEN 7 THEN '-01' ELSE '' END"
-            moment = f"CASE WHEN {self.name} BETWEEN '0' AND ':' THEN TRY_CAST({whole} AS TIMESTAMPTZ) END"
-        return f"CAST(floor(epoch({moment})) AS BIGINT)"
+            return f"CASE WHEN {self.name} BETWEEN '0' AND ':' THEN TRY_CAST({whole} AS TIMESTAMPTZ) END"
+        return f"CAST({self.name if self.is_date else 'NULL'} AS TIMESTAMPTZ)"
+
+    @property
+    def seconds(self) -> str:
+        """A date as seconds since 1970."""
+        return f"CAST(floor(epoch({self.moment})) AS BIGINT)"
 
     @property
     def word(self) -> str:
@@ -82,7 +86,7 @@ class Cells:
     def value(self) -> str:
         """The word of a category: whole numbers without a fraction, whatever their type."""
         if self.type in WHOLE:
-            return f"CAST(CAST({self.name} AS BIGINT) AS VARCHAR)"
+            return f"CAST(CAST({self.name} AS HUGEINT) AS VARCHAR)"
         if not self.is_real:
             return self.word
         whole = f"CAST(TRY_CAST({self.name} AS BIGINT) AS VARCHAR)"
@@ -108,11 +112,16 @@ class Cells:
         return f"CASE WHEN isfinite({self.number}) OR isinf({self.number}) THEN {self.number} END"
 
     @property
+    def is_fraction(self) -> str:
+        """Whether a number is none of the whole ones that a DOUBLE holds to the bit."""
+        return f"abs({self.real}) >= {1 << 53} OR ({self.real}) % 1.0::DOUBLE <> 0"
+
+    @property
     def is_rounded(self) -> str:
         """Whether a whole number is one that float32 rounds."""
         whole = self.whole
         rounded = f"TRY_CAST(CAST({whole} AS FLOAT) AS BIGINT) IS DISTINCT FROM {whole}"
-        return f"{rounded} OR coalesce({whole} NOT BETWEEN -{MOST_EXACT} AND {MOST_EXACT}, false)"
+        return f"{rounded} OR coalesce({whole} NOT BETWEEN -{MOST_EXACT} AND {MOST_EXACT}, {self.name} IS NOT NULL)"
 
     @property
     def is_not_finite(self) -> str:
@@ -156,7 +165,8 @@ BYTES_PER_ROW = 1 << 9  # of a piece, about
 LEAST_BYTES = 1 << 27  # that DuckDB is given: with less it reads no table at all
 BYTES_PER_THREAD = 1 << 28
 NO_ROWS = "{} has no rows: leave the table out, or fill it."
-ROW = '" row"'  # the column of the number of a row, from 0: none of a file is called so
+OWN = "\x1f"  # begins the names of columns of ours, as no name in a file does
+ROW = f'"{OWN}row"'  # the column of the number of a row, from 0
 
 
 def quoted(name: str) -> str:

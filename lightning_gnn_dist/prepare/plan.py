@@ -187,6 +187,14 @@ class TablePlan:
         keys = (key for each, ends in self.edges.items() for key in zip(ends, each[::2], strict=True))
         return {end: kind for end, kind in keys if end is not None}
 
+    def roles(self, time: str | None) -> dict[str, str]:
+        """The columns that are no features, and what each is: ``time``, ``y``, ``split`` or ``mask``.
+
+        Those of edges of a graph without types are times and labels alone.
+        """
+        known = ("time", "y") if EDGE in self.edges else ("time", "y", "split", "mask")
+        return {name: role for name in self.columns if (role := _role(name, time)) in known}
+
     @property
     def words(self) -> str:
         """What it holds, in words."""
@@ -203,6 +211,14 @@ class TablePlan:
             if self.both_ways:
                 found[target, f"rev_{name}", source] = source, name, target
         return found
+
+
+def _role(name: str, time: str | None) -> str:
+    """What a column is by its name: ``time``, ``y``, ``split``, ``mask``, or nothing."""
+    purpose = purpose_of(name.lower())
+    if name == time:
+        return "time"
+    return purpose if purpose in ("y", "split") else "mask" if purpose.endswith("_mask") else ""
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ from lightning_gnn_dist.prepare.nodes import (
     has_fractions,
 )
 from lightning_gnn_dist.prepare.plan import Plan, plan_of, with_reverse
-from lightning_gnn_dist.prepare.reading import columns_of, count_columns, count_rows, files_of, is_text
+from lightning_gnn_dist.prepare.reading import count_columns, count_rows, files_of, is_text
 from lightning_gnn_dist.wire.memory import held_bytes
 
 if TYPE_CHECKING:
@@ -301,12 +301,15 @@ class Preparation:
         if self.choice.kinds and (plan.unpacking is not None or not plan.tables):
             which = "has no tables" if plan.unpacking is None else "says itself what columns are (columns: ...)"
             raise ValueError(f"--as says what columns of tables are, and {source} {which}: leave it out.")
-        names = {name for table in plan.tables for name in columns_of(table.path)} if self.choice.kinds else set()
+        features = {name for table in plan.tables for name in table.columns if name not in table.roles(self.time)}
         for name, kind in self.choice.kinds.items():
             if kind not in KINDS:
                 raise ValueError(f"--as: {name!r} must be one of {shown(list(KINDS))}, got {shown(kind)}.")
-            if name not in names:
-                raise ValueError(f"--as names the column {name!r}, and the tables of {source} have {sorted(names)}.")
+            if name not in features:
+                raise ValueError(
+                    f"--as names the column {name!r}, which holds no features, as those of keys, labels, splits and "
+                    f"times do not: those of {source} are {sorted(features)}."
+                )
 
     @property
     def portion(self) -> Portion:
@@ -498,7 +501,8 @@ def as_files(
                 continue
             paths = [check_path(name, path) for path in (each if isinstance(each, list | tuple) else [each])]
             if isinstance(each, list | tuple) and not (paths and all(path.is_file() for path in paths)):
-                raise FileNotFoundError(f"{name} must be a file, or a list of files that are there, got {shown(each)}.")
+                missing = next((f"{path} is none" for path in paths if not path.is_file()), "got none")
+                raise FileNotFoundError(f"{name} must be a list of files that are there, and {missing}.")
             is_connection = isinstance(each, str) and IS_CONNECTION in each
             if not is_whole and (is_connection or len(paths) > 1):
                 raise ValueError(
@@ -517,10 +521,10 @@ def as_files(
             else:
                 found[name] = paths[0]
         yield found
-    except (ValueError, TypeError, FileExistsError, FileNotFoundError) as error:
+    except (ValueError, TypeError, OSError) as error:
         for path, told in sorted(words.items(), key=lambda each: -len(str(each[0]))):  # folders behind what is in them
             error.args = tuple(arg.replace(str(path), told) if isinstance(arg, str) else arg for arg in error.args)
-        if not isinstance(error, MemoryTooSmall):
+        if not isinstance(error, MemoryTooSmall | BlockingIOError) and getattr(error, "errno", None) not in FULL:
             remove_whole(folder)  # nobody goes on with what was refused
         raise
     remove_whole(folder)

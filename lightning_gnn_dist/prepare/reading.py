@@ -26,12 +26,18 @@ BYTES_COUNTED, PLACES_COUNTED = 1 << 14, 32
 COMPRESSION = 4  # factor by which gzip shortens numbers in text, about
 ENDS = [("source", "target"), ("source", "destination"), ("src", "dst"), ("sender", "receiver"), ("from", "to")]
 OF_JSON = "format = 'newline_delimited'"
+NUMBERED = re.compile(r".+_\d+")
 INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
 
 def _suffix(path: Path) -> str:
-    name = next((path.name.removesuffix(end) for end in PACKED if path.name.endswith(end)), path.name)
-    return Path(name).suffix.lower()
+    return Path(path.stem if _packed(path) else path).suffix.lower()
+
+
+def _packed(path: Path) -> str:
+    """The suffix by which a file is known to be compressed, if it is."""
+    suffix = path.suffix.lower()
+    return suffix if suffix in PACKED else ""
 
 
 def is_text(path: Path) -> bool:
@@ -84,6 +90,9 @@ def types_of(path: Path) -> dict[str, str]:
     first, *others = files_of(path)
     if is_text(path) and _suffix(first) in JSON:
         found = _described(path, f"read_json([{_listed(path)}], {OF_JSON}, sample_size = -1)")
+        if any(map(NUMBERED.fullmatch, found)):  # as DuckDB does, to which w and W are one
+            lines = f"read_ndjson_objects([{_listed(path)}])"
+            _check_names([key for (key,) in _ask(path, f"SELECT DISTINCT unnest(json_keys(json)) FROM {lines}")], path)
         return {name: "VARCHAR" if _is_guessed(kind) else kind for name, kind in found.items()}
     names = types = _types_of_file(first)
     for file in others:
@@ -126,7 +135,7 @@ def _is_guessed(kind: str) -> bool:
 
 def _types_of_file(file: Path) -> dict[str, str]:
     if _suffix(file) in PARQUET:
-        return _described(file, f"read_parquet({_named(file)}, file_row_number = false)")
+        return _described(file, f"read_parquet({_named(file)})")
     return dict.fromkeys(heading_of(file).names, "VARCHAR")
 
 
@@ -164,9 +173,9 @@ def count_rows(path: Path) -> int:
 
 
 def _count_lines(path: Path) -> int:
-    if path.name.endswith(".zst"):
+    if (packed := _packed(path)) == ".zst":
         return path.stat().st_size
-    if path.suffix == ".gz":
+    if packed:
         with _open(path) as text:
             lines = list(islice(text, 1000))
         return round(path.stat().st_size * COMPRESSION * len(lines) / max(sum(map(len, lines)), 1))
@@ -257,17 +266,22 @@ def heading_of(path: Path) -> Heading:
             f"{path} has the first line {first!r:.60}, which is neither a heading, as it begins with a number, nor a "
             "row of numbers: write a heading above it, such as source,target,weight or id,label."
         )
-    names = [cell.lower() for cell in cells]  # to DuckDB, id and ID are one
-    for at, name in enumerate(names):
-        if (before := names.index(name)) < at:
-            alike = "" if cells[before] == cells[at] else f" and {cells[before]!r}, which differ by case alone"
-            raise ValueError(f"{path} has two columns called {cells[at]!r}{alike}: rename one of them.")
+    _check_names(cells, path)
     if "" in cells:
         raise ValueError(
             f"{path} has a column without a name, number {cells.index('') + 1}, as pandas writes its index: name it, "
             "or write the table with index=False."
         )
     return Heading(cells, separator, skipped + 1, True)
+
+
+def _check_names(names: Sequence[str], path: Path) -> None:
+    """Refuse two columns of one name, as id and ID are to DuckDB."""
+    lower = [name.lower() for name in names]
+    for at, name in enumerate(lower):
+        if (before := lower.index(name)) < at:
+            alike = "" if names[before] == names[at] else f" and {names[before]!r}, which differ by case alone"
+            raise ValueError(f"{path} has two columns called {names[at]!r}{alike}: rename one of them.")
 
 
 def _is_number(cell: str) -> bool:
@@ -281,12 +295,12 @@ def _is_number(cell: str) -> bool:
 @contextmanager
 def _open(path: Path) -> Iterator[TextIOWrapper]:
     with open_file(path) as raw:
-        if path.suffix == ".zst":
+        if (packed := _packed(path)) == ".zst":
             import pyarrow
 
             content: Any = pyarrow.CompressedInputStream(raw, "zstd")
         else:
-            content = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
+            content = gzip.GzipFile(fileobj=raw) if packed else raw
         with TextIOWrapper(content, encoding="utf-8-sig") as text:
             try:
                 yield text
@@ -307,10 +321,11 @@ def load(work: Work, name: str, path: Path) -> Table:
         for column, kind in types.items()
     )
     if is_parquet(path):
-        rows_of = {file: f"read_parquet({_named(file)}, file_row_number = true)" for file in files_of(path)}
+        rows_of = {file: f"read_parquet({_named(file)})" for file in files_of(path)}
         queries, first = [], 0
+        row = "row_number() OVER () - 1" if "file_row_number" in map(str.lower, types) else "file_row_number"
         for file, rows in rows_of.items():
-            queries.append(f"SELECT {cells}, file_row_number + {first} AS {ROW} FROM {rows}")
+            queries.append(f"SELECT {cells}, {row} + {first} AS {ROW} FROM {rows}")
             first += count_rows(file)
         query = " UNION ALL BY NAME ".join(queries)
     elif _kind(path) is TEXTS:
@@ -333,7 +348,7 @@ def load(work: Work, name: str, path: Path) -> Table:
 
 def _with_one_end(path: Path, copy: Path) -> Path:
     """The text, or a copy of it if its lines end in two ways, which DuckDB cannot read."""
-    if path.name.endswith(PACKED):
+    if _packed(path):
         return path
     with path.open("rb") as file:
         if not any(b"\r" in piece for piece in iter(partial(file.read, 1 << 22), b"")):
@@ -411,4 +426,4 @@ def bad_lines(texts: Sequence[Text], run: Run) -> list[str]:
 
 def name_of(path: Path) -> str:
     """The name of a table, that of its file or of its folder."""
-    return path.name if path.is_dir() else re.sub(r"\.[^.]+$", "", re.sub(r"\.(gz|zst)$", "", path.name))
+    return path.name if path.is_dir() else Path(path.stem if _packed(path) else path).stem

@@ -27,6 +27,7 @@ from lightning_gnn_dist.prepare.columns import LONG, Columns, columns_of, time_o
 from lightning_gnn_dist.prepare.engine import (
     NO_ROWS,
     OF_KEYS,
+    OWN,
     ROW,
     WHOLE,
     Bad,
@@ -118,10 +119,10 @@ class Ids:
         cells = table.cells(column)
         if self.table is not None:
             found, join = self.join(Cells(f"e.{cells.name}", cells.type), "k")
-            rows = f'(SELECT e.*, {found} IS NULL AS " unknown" FROM {table.name} AS e{join})'
+            rows = f'(SELECT e.*, {found} IS NULL AS "{OWN}unknown" FROM {table.name} AS e{join})'
             way_out = "add that row, empty the cell, or" if may_be_empty else "add that row, or"
             what = f"which no row of {self.source} has as its {self.column}: {way_out} take this one away."
-            return replace(table, name=rows), (column, f'" unknown" AND {cells.name} IS NOT NULL', what)
+            return replace(table, name=rows), (column, f'"{OWN}unknown" AND {cells.name} IS NOT NULL', what)
         what = "and nodes are numbered 0, 1, 2, ...: give such numbers, or the table of nodes with their ids (--nodes)."
         if self.count is not None:
             what = f"but there are {self.count} nodes of its type: their ids are 0 to {self.count - 1}."
@@ -142,7 +143,8 @@ def with_keys(work: Work, name: str, table: Table, keys: Sequence[str], time: st
     """
     columns = dict.fromkeys([*keys, *([time] if time else [])])
     num_rows, looks = work.stage(f"look at {name}", lambda: _looked_at(work, table, columns))
-    found, bad, casts = {name: SimpleNamespace(**each) for name, each in looks.items()}, list[Bad](), dict[str, str]()
+    found, bad = {name: SimpleNamespace(**each) for name, each in looks.items()}, list[Bad]()
+    casts, types = dict[str, str](), dict[str, str]()
     if not num_rows:
         work.problems.append(NO_ROWS.format(table.source))
     for column in keys:
@@ -150,11 +152,12 @@ def with_keys(work: Work, name: str, table: Table, keys: Sequence[str], time: st
         is_text = cells.is_text and not table.is_typed
         if cells.is_list or (digits and cells.is_date):
             bad.append((column, f"{cells.name} IS NOT NULL", NO_KEYS if cells.is_list else NO_DATES))
+        elif cells.type in WHOLE and look.whole < look.there:  # ids of 64 bits without a sign
+            casts[column], types[column] = cells.word, "VARCHAR"
         elif is_text and look.written == look.there:
             casts[column] = f"CAST({cells.name} AS BIGINT)"
         elif cells.is_real or (digits and is_text and look.numbers == look.there > look.whole):
-            fraction = f"abs({cells.real}) >= {1 << 53} OR ({cells.real}) % 1.0::DOUBLE <> 0"
-            bad.append((column, fraction, NO_KEYS))
+            bad.append((column, cells.is_fraction, NO_KEYS))
             casts[column] = f"TRY_CAST({cells.real} AS BIGINT)"
     if time:
         made = time_of(table.cells(time), time, TIME, found[time], bad, NEVER)
@@ -163,7 +166,7 @@ def with_keys(work: Work, name: str, table: Table, keys: Sequence[str], time: st
     if casts:
         replaced = ", ".join(f"{sql} AS {quoted(column)}" for column, sql in casts.items())
         work.run(f"CREATE OR REPLACE VIEW {quoted(name)} AS SELECT * REPLACE ({replaced}) FROM {table.name}")
-        table = replace(table, name=quoted(name), types={**table.types, **dict.fromkeys(casts, "BIGINT")})
+        table = replace(table, name=quoted(name), types={**table.types, **dict.fromkeys(casts, "BIGINT"), **types})
     return replace(table, num_rows=num_rows)
 
 
@@ -404,7 +407,7 @@ def write_rows(work: Work, table: Table, query: str, folder: Path, of: OfPiece) 
     for piece in work.stream(query, table):
         rows = numpy_of(piece["row"])
         in_order &= bool((np.diff(rows, prepend=last) > 0).all())
-        order.add({ROW[1:-1]: rows})
+        order.add({"row": rows})
         last = int(rows[-1])
         arrays.add(of(piece))
     files = arrays.finish()

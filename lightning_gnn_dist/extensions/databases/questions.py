@@ -18,11 +18,12 @@ from lightning_gnn_dist.graph.storage.npy import Column, save
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, NEVER, TIME, TableTask, as_told
 from lightning_gnn_dist.prepare.arrays import SPLIT_WORDS, SPLITS, check_classes
 from lightning_gnn_dist.prepare.columns import BOOL, FLOAT, LONG, Columns, Made
-from lightning_gnn_dist.prepare.engine import NO_ROWS, ROW, WHOLE, Table, Work, literal, quoted, told
+from lightning_gnn_dist.prepare.engine import NO_ROWS, OWN, ROW, WHOLE, Table, Work, literal, quoted, told
 from lightning_gnn_dist.prepare.reading import bad_lines, load
 from lightning_gnn_dist.prepare.unpack import with_keys
 
-QUESTION = " question"  # the column of the row of the question of an answer
+SPLIT, ASKED_AT = (f'"{OWN}{name}"' for name in ("split", "time"))  # columns of the split and time of a question
+QUESTION = f"{OWN}question"  # the column of the row of the question of an answer
 
 
 class Questions:
@@ -43,7 +44,7 @@ class Questions:
                 parts.append(part := load(work, f"{name} {split}", path))
                 self._check_targets(part, split)
                 at = SPLITS.index(split) if split in SPLITS else -1
-                rows.append(f'SELECT * REPLACE ({ROW} + {num_rows} AS {ROW}), {at} AS " split" FROM {part.name}')
+                rows.append(f"SELECT * REPLACE ({ROW} + {num_rows} AS {ROW}), {at} AS {SPLIT} FROM {part.name}")
                 lengths[path] = f"SELECT count(*) FROM {part.name}"
                 if len(spec.files) > 1:
                     num_rows += (count := work.look(part, "count(*)")[0])
@@ -80,7 +81,7 @@ class Questions:
             bad.append((str(spec.time_col), f"{self.time} = {NEVER}", "and a question has a time."))
         self.work.refuse_cells(self.table, bad)
         if LABELS not in spec.files:
-            return '" split"'
+            return SPLIT
         if "split" in self.table.types:
             word = "lower(coalesce(CAST(split AS VARCHAR), ''))"
             known = ", ".join(map(literal, SPLIT_WORDS))
@@ -113,7 +114,7 @@ class Questions:
     def answer_table(self, name: str) -> Table:
         """The answers of a task that recommends, a row for each."""
         (target,), (cells,) = self.spec.targets, self.cells
-        time = "" if self.time is None else f', {self.time} AS " time"'
+        time = "" if self.time is None else f", {self.time} AS {ASKED_AT}"
         rows = f"SELECT unnest({self.answers}) AS {quoted(target)}, {ROW}{time} FROM {self.table.name}"
         self.work.run(
             f"CREATE OR REPLACE VIEW {quoted(name)} AS SELECT * FROM ({rows}) WHERE {quoted(target)} IS NOT NULL"
@@ -153,19 +154,23 @@ class Questions:
 
     def carried_by_answers(self, table: Table) -> Columns:
         """What answers carry: times at which nobody sees them, and those of their questions."""
-        made = [Made(TIME, LONG, str(NEVER)), Made(ANSWERED, LONG, '" time"')]
+        made = [Made(TIME, LONG, str(NEVER)), Made(ANSWERED, LONG, ASKED_AT)]
         return Columns(self.work, table, [] if self.time is None else made)
 
     def tell(self, folder: Path) -> dict[str, Any]:
         """Keep whom questions are about, and when, as their tables tell it; return what is to be known of the task."""
         (folder / "own").mkdir(parents=True, exist_ok=True)
+        moment = f"epoch_us({self.table.cells(str(self.spec.time_col)).moment})" if self.table.are_dates else "0"
+        cells = f"{quoted(self.spec.entity_col)} AS e, {self.time or 0} AS t, {moment} AS m"
         columns: dict[str, Column] = self.work.db.sql(
-            f"SELECT {quoted(self.spec.entity_col)} AS e, {self.time or 0} AS t FROM {self.table.name} ORDER BY {ROW}"
+            f"SELECT {cells} FROM {self.table.name} ORDER BY {ROW}"
         ).fetchnumpy()
         entities, times = np.asarray(columns["e"]), np.asarray(columns["t"])
         own = {self.spec.entity_col: entities.astype(np.str_) if entities.dtype.kind == "O" else entities}
         if self.time is not None:
-            own[self.spec.time_col or ""] = times.astype("datetime64[s]") if self.table.are_dates else times
+            seconds, moments = times.astype("datetime64[s]"), np.asarray(columns["m"]).astype("datetime64[us]")
+            dates = seconds if (seconds == moments).all() else moments
+            own[str(self.spec.time_col)] = dates if self.table.are_dates else times
         for at, (name, column) in enumerate(own.items()):
             save(folder / "own" / f"{at} {name.replace('/', '_')}.npy", column)
         span = None if self.time is None else span_of(times, self.table.are_dates)

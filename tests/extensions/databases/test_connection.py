@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -200,6 +201,14 @@ def test_a_disk_that_is_full_says_the_way_out(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(SQLite, "write", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
     with pytest.raises(OSError, match=r"to which the database is copied .*make room"):
         as_folder(sqlite_at(tmp_path / "shop.db"), tmp_path / "copy")
+    assert [path.name for path in tmp_path.iterdir()] == ["shop.db"]
+
+
+def test_a_copy_stays_for_work_that_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = sqlite_at(tmp_path / "shop.db")
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=99))
+    with pytest.raises(OSError, match="has 99 bytes free"):
+        prepare_graph(connection, tmp_path / "graph")
     assert [path.name for path in tmp_path.iterdir()] == ["shop.db"]
 
 

@@ -389,13 +389,19 @@ def test_texts_are_sums_of_what_each_word_adds(monkeypatch: pytest.MonkeyPatch) 
     np.testing.assert_allclose(hash_words(texts), expected, rtol=1e-6)
 
 
-def test_questions_carry_the_columns_of_their_table(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("fraction", "zeros"), [("", ""), (".250000", ".000000")])
+def test_questions_carry_the_columns_of_their_table(fraction: str, zeros: str, tmp_path: Path) -> None:
     labels = FILES["tasks/stays/labels.csv"].replace(",1\n", ",yes\n").replace(",0\n", ",no\n")
+    labels = labels.replace("2024-02-02", f"2024-02-02 00:00:00{fraction}")
     prepare_graph(write(tmp_path / "source", FILES | {"tasks/stays/labels.csv": labels}), tmp_path / "graph")
     columns = columns_for(None, tmp_path / "graph", "stays", 5)(1, np.array([0, 1, 1]))
     assert {name: column.astype(str).tolist() for name, column in columns.items()} == {
         "who": ["b7", "a3", "a3"],
-        "at": ["2024-02-02T00:00:00", "2024-02-15T00:00:00", "2024-03-02T00:00:00"],
+        "at": [
+            f"2024-02-02T00:00:00{fraction}",
+            f"2024-02-15T00:00:00{zeros}",
+            f"2024-03-02T00:00:00{zeros}",
+        ],
         "row": ["0", "1", "1"],
         "class": ["no", "yes", "yes"],
     }

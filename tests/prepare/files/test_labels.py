@@ -67,11 +67,18 @@ def test_minus_one_among_words_is_refused(kind: str, tmp_path: Path) -> None:
         prepare_graph(table, tmp_path / "graph", nodes=nodes)
 
 
-def test_labels_of_edges_may_be_empty(tmp_path: Path) -> None:
-    table, _ = source("typed csv", WHOLE, tmp_path / "tables")
-    (table / "edges" / "paper__cites__paper.csv").write_text("source,target,label\nA,B,good\nB,C,\nC,D,bad\n")
-    prepare_graph(table, tmp_path / "graph")
-    assert next(iter(Graph.open(tmp_path / "graph").types.edge_arrays.values()))["y"].tolist() == [1, -1, 0]
+@pytest.mark.parametrize("kind", ["csv", "typed csv"])
+@pytest.mark.parametrize(
+    ("labels", "y"),
+    [(("good", "", "bad"), [1, -1, 0]), (("7", "", "0"), [7, -1, 0]), (("7.5", "", "0"), [7.5, None, 0])],
+)
+def test_labels_of_edges_may_be_empty(kind: str, labels: Sequence[str], y: list[float], tmp_path: Path) -> None:
+    table, nodes = source(kind, WHOLE, tmp_path / "tables")
+    edges = table if nodes else table / "edges" / "paper__cites__paper.csv"
+    edges.write_text("source,target,label\nA,B,{}\nB,C,{}\nC,D,{}\n".format(*labels))
+    prepare_graph(table, tmp_path / "graph", nodes=nodes)
+    (found,) = Graph.open(tmp_path / "graph").types.edge_arrays.values()
+    assert [None if each != each else each for each in found["edge_y" if nodes else "y"].tolist()] == y
 
 
 def test_numbers_in_words_of_parquet_stay_words(tmp_path: Path) -> None:

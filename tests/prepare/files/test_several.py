@@ -20,16 +20,17 @@ HEADS = ("source", "target", "weight")
 
 def write(path: Path, rows: Sequence[tuple[float, ...]], heads: Sequence[str] = HEADS) -> Path:
     text = "".join(",".join(map(str, row)) + "\n" for row in [heads, *rows]).encode()
-    if path.name.endswith(".parquet"):
+    name = path.name.lower()
+    if name.endswith(".parquet"):
         pq.write_table(pa.table({name: [row[at] for row in rows] for at, name in enumerate(heads)}), path)
         return path
-    if ".jsonl" in path.name:
+    if ".jsonl" in name:
         text = "".join(json.dumps(dict(zip(heads, row, strict=True))) + "\n" for row in rows).encode()
-    if path.suffix == ".zst":
+    if name.endswith(".zst"):
         with pa.CompressedOutputStream(str(path), "zstd") as file:
             file.write(text)
     else:
-        path.write_bytes(gzip.compress(text) if path.suffix == ".gz" else text)
+        path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
     return path
 
 
@@ -45,7 +46,7 @@ def whole(tmp_path: Path) -> Path:
     return tmp_path / "whole"
 
 
-KINDS = ["csv", "csv.gz", "csv.zst", "parquet", "jsonl", "jsonl.gz", "jsonl.zst"]
+KINDS = ["csv", "csv.gz", "csv.zst", "parquet", "jsonl", "jsonl.gz", "jsonl.zst", "CSV.GZ", "JSONL.ZST"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -110,6 +111,13 @@ def test_what_a_pattern_names_is_checked(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"\*.csv names no file"):
         prepare_graph(tmp_path / "*.csv", tmp_path / "graph")
     write(tmp_path / "a.csv", [(0, 1, 2)])
+    with pytest.raises(
+        FileNotFoundError, match=r"source must be a list of files that are there, and .*/no.csv is none"
+    ):
+        prepare_graph([tmp_path / "a.csv", tmp_path / "no.csv"], tmp_path / "graph")
+    (tmp_path / "w.jsonl").write_text('{"source": 0, "target": 1, "w": 1, "W": 2}\n')
+    with pytest.raises(ValueError, match=r"two columns called '[wW]' and '[wW]', which differ by case alone"):
+        prepare_graph(tmp_path / "w.jsonl", tmp_path / "graph")
     write(tmp_path / "b.csv", [(0, 1, 2), (1, 1)])
     with pytest.raises(ValueError, match=r"b.csv, line 3: 2 cells, but there are 3 columns"):
         prepare_graph(tmp_path / "?.csv", tmp_path / "graph")

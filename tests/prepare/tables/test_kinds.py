@@ -24,6 +24,9 @@ MORE = "".join(f"n{at},,,{at},,1\n" for at in range(30))
 EDGES = "source,target,kind,w\n007,1_000,x,1\n1_000,NaN,y,2\nNULL,007,x,\n"
 
 
+DATES = "id,d\n" + "".join(f"n{at},2024-01-{at + 1:02}\n" for at in range(20))
+
+
 def tables(folder: Path, nodes: str = NODES, edges: str = EDGES) -> dict[str, Path]:
     (folder / "nodes.csv").write_text(nodes)
     (folder / "edges.csv").write_text(edges)
@@ -123,7 +126,20 @@ def test_times_of_edges_of_one_type_are_whole_numbers(times: tuple[str, str], tm
         ({"nodes": NODES.replace(",3,a", ",old,a") + MORE}, "'age' holds 'old'"),
         ({"kinds": {"seen": "number"}}, "'seen' holds '2024-01-05' in row 1 .*, which is no number. Correct"),
         ({"kinds": {"city": "time"}}, "'city' holds 'Oslo' in row 1 .*, and times are dates"),
-        ({"kinds": {"town": "text"}}, "--as names the column 'town', and the tables of .* have"),
+        ({"kinds": {"town": "text"}}, "--as names the column 'town', which holds no features, .*: those of .* are"),
+        (
+            {"kinds": {"label": "category"}},
+            r"--as names the column 'label', .*: those of .* are \['age', 'city', 'kind'",
+        ),
+        ({"kinds": {"source": "text"}}, "--as names the column 'source', which holds no features, as those of keys"),
+        (
+            {"nodes": DATES + "q,2024-13-01\n"},
+            "'d' holds '2024-13-01' in row 21, and times are dates, .*nearly all others",
+        ),
+        (
+            {"edges": EDGES.replace("kind", "w_is_missing")},
+            "'w_is_missing' is called as the mark of empty cells of 'w'",
+        ),
         ({"kinds": {"city": "word"}}, "--as: 'city' must be one of .*, got 'word'"),
         ({"nodes": NODES.replace(",3,a,1", ",inf,a,1")}, "'age' holds 'inf' in row 1, which is no finite float32"),
     ],

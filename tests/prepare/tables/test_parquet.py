@@ -155,6 +155,31 @@ def test_ids_that_pandas_has_made_fractions_are_whole_numbers(tmp_path: Path) ->
     assert user_ids(tmp_path / "graph").tolist() == [7, 8, 9]
 
 
+def test_ids_of_64_bits_without_a_sign_are_words(tmp_path: Path) -> None:
+    ids = [2**63 + 5, 3, 2**64 - 1]
+    path = write(tmp_path / "n.parquet", {"id": pa.array(ids, pa.uint64()), "f": [0.0, 1.0, 2.0]})
+    pairs = write(
+        tmp_path / "e.parquet", {"source": pa.array(ids[:2], pa.uint64()), "target": pa.array([3, ids[2]], pa.uint64())}
+    )
+    text = write_text(
+        tmp_path / "e.csv", {"source": np.array(ids[:2], np.uint64), "target": np.array([3, ids[2]], np.uint64)}
+    )
+    for at, source in enumerate((pairs, text)):
+        graph = prepared(source, tmp_path / f"graph{at}", nodes=path)
+        assert graph.indices.tolist() == [0, 1] and graph.indptr.tolist() == [0, 0, 1, 2]
+        assert user_ids(tmp_path / f"graph{at}").tolist() == [str(each) for each in ids]
+
+
+def test_a_column_may_be_called_as_those_of_duckdb_and_ours(tmp_path: Path) -> None:
+    names = ("file_row_number", "filename", " row", "key0", "n0", "k")
+    columns = {name: [2.0, 1.0, 0.0] for name in names}
+    path = write(tmp_path / "n.parquet", {"id": ["a", "b", "c"], **columns}, row_group_size=2)
+    pairs = write(tmp_path / "e.parquet", {"source": ["a", "b", "c"], "target": ["c", "a", "b"], **columns})
+    graph = prepared(pairs, tmp_path / "graph", nodes=path)
+    assert graph.node_arrays["x"].tolist() == [[2.0] * len(names), [1.0] * len(names), [0.0] * len(names)]
+    assert graph.indices.tolist() == [1, 2, 0] and graph.edge_arrays["edge_file_row_number"].tolist() == [1.0, 0.0, 2.0]
+
+
 def table(columns: dict[str, Any], name: str = "e.parquet") -> Callable[[Path], object]:
     return lambda folder: write(folder / name, columns)
 
@@ -207,7 +232,13 @@ def test_what_is_wrong_is_named(damage: Callable[[Path], object], message: str, 
     [
         ({"f0": pa.array([float("nan")] + [1.0] * (NUM_NODES - 1))}, r"'f0' holds 'nan' in row 1.*--drop f0"),
         ({"f0": pa.array([[1.0]] * (NUM_NODES - 1) + [[1.0, 2.0]])}, "lists of unequal length"),
-        ({"f0": pa.array([{"a": 1}] * NUM_NODES)}, r"'f0' holds STRUCT.*, of which no number"),
+        ({"f0": pa.array([{"a": 1}] * NUM_NODES)}, r"^[^\n]*'f0' holds STRUCT.*, of which no number"),
+        (
+            {"f0": pa.array([["w"], ["v", "w"]] * (NUM_NODES // 2))},
+            r"^[^\n]*'f0' holds VARCHAR\[\], of which no number",
+        ),
+        ({"f0": pa.array([2**63 + 1] * NUM_NODES, pa.uint64())}, "'f0' holds '9223372036854775809' .* float32 rounds"),
+        ({"label": pa.array([2**63 + 1] * NUM_NODES, pa.uint64())}, "y holds one torch.float64 per node"),
     ],
 )
 def test_what_is_wrong_with_nodes_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
