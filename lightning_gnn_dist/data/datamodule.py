@@ -31,7 +31,7 @@ from lightning_gnn_dist.checks import (
     shown,
 )
 from lightning_gnn_dist.data.plain_ddp import guard_plain_ddp
-from lightning_gnn_dist.data.task import Task, WholeNodes, evaluation_of
+from lightning_gnn_dist.data.task import NodeTask, Task, evaluation_of
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
@@ -486,7 +486,7 @@ class PartitionedDataModule(GraphDataModule):
         if isinstance(where, Graph):
             whole = with_seeds_of(where, task)
             check_typed(whole.types, settings, asked, whole)
-            learned: Task = WholeNodes(LocalGraph(whole, running, partitioner, holding, asked, coverage))
+            learned: Task = NodeTask(LocalGraph(whole, running, partitioner, holding, asked, coverage))
             learned.check(whole)
         else:
             cut: Any = {"task": task, "partitioner": partitioner, "holding": holding}

@@ -2,34 +2,29 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batches import Batches, Deal, Learning, OwnSeeds
-from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.value_check import check_arrays, check_labels
 from lightning_gnn_dist.homes.access import GraphAccess
-from lightning_gnn_dist.homes.local_graph import LocalGraph
+from lightning_gnn_dist.homes.local_graph import train_nodes
 from lightning_gnn_dist.homes.run import ForgetsRun
-from lightning_gnn_dist.layers.choice import Judged, Neighbourhoods, is_limited
+from lightning_gnn_dist.layers.choice import Judged, is_limited
 from lightning_gnn_dist.layers.exactness import Exactness, check_depth
 from lightning_gnn_dist.layers.layered_loader import EvaluationLoader
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
-from lightning_gnn_dist.sampling.whole import WholePartSampler
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.graph.user_ids import Columns
-
-_LONGEST = 1000  # super-epochs, at most, that are searched for ranks with nothing to learn from
 
 
 def evaluation_of(judged: Judged, home: GraphAccess, exactness: Exactness, data: object) -> Batches:
@@ -146,22 +141,6 @@ class Task(ForgetsRun, ABC):
         return found
 
 
-class Seeds(NamedTuple):
-    """The training nodes that a rank learns from.
-
-    Attributes:
-        num_own: How many are its own; they come first. Others are own ones of other ranks.
-        here: Their ids in the part.
-        asked: Their ids as the source of their batches knows them.
-        places: Where each of them stands among all training nodes of the graph.
-    """
-
-    num_own: int
-    here: Tensor
-    asked: Tensor
-    places: Tensor
-
-
 class NodeTask(Task):
     """The nodes that masks of the graph mark."""
 
@@ -180,26 +159,25 @@ class NodeTask(Task):
             check_labels(graph, seeds, "train_mask")
         super().check_whole(graph)
 
-    @abstractmethod
-    def seeds_of(self, part: Graph) -> Seeds:
-        """Return what the rank learns from of a part."""
+    def begin_fit(self) -> None:
+        super().begin_fit()
+        self.home.settle_seeds()
 
-    @abstractmethod
-    def source_of(self, part: Graph, sampler: Sampler) -> BatchSource:
-        """Return the source of training batches of a part."""
+    def most(self) -> int:
+        return self.home.most_seeds()
 
     def of_corrections(self) -> Tensor:
         return self.home.split("train")
 
     def learned(self, part: Graph, num_batches: int, seed: int) -> Learning:
-        seeds = self.seeds_of(part)
-        if self.home.exchanges:
-            assert self.home.outside is not None
-            return self.home.outside.learning(part, seeds.places)
+        home, seeds = self.home, self.home.seeds_of(part)
+        if home.exchanges:
+            assert home.outside is not None
+            return home.outside.learning(part, seeds.places)
         if self.checks_values:
             check_arrays(part)
             check_labels(part, seeds.here, "train_mask")
-        source = self.source_of(part, self.home.running.settings.training_sampler)
+        source = home.training_source(part, home.running.settings.training_sampler)
         return Learning(source, Deal(seeds.asked, num_batches, seed, inputs=seeds.places, num_taken=seeds.num_own))
 
     def across(self, sampler: Sampler) -> Sampler:
@@ -210,96 +188,6 @@ class NodeTask(Task):
         if self.checks_values and self.home.whole is not None:
             check_labels(self.home.whole, nodes, f"{name}_mask")
         return judged_nodes(self.home, nodes, f"{name}_mask marks")
-
-
-class WholeNodes(NodeTask):
-    """Those of a graph that every host has."""
-
-    home: LocalGraph
-
-    def begin_fit(self) -> None:
-        """Refuse a fit in which some rank has nothing to learn in some super-epoch. All raise or none.
-
-        Each epoch counts as if it were a pass.
-        """
-        super().begin_fit()
-        every = self.home.every() if self.home.is_cut else None
-        if every is None:
-            return
-        trainer, num_super_epochs = self.home.running.trainer, 1.0
-        if trainer is not None:
-            steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
-            epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
-            passes = min(steps * trainer.accumulate_grad_batches / self.num_batches(), epochs * self.home.plan.turns)
-            num_super_epochs = passes / every
-        self.most(math.ceil(min(num_super_epochs, _LONGEST)))
-
-    def most(self, num_super_epochs: int | None = None) -> int:
-        """Return how many nodes the rank learns that learns most, in any of so many super-epochs.
-
-        Refuse it if some rank has none in one of them. All ranks raise or none.
-        """
-        nodes, plan = train_nodes(self.home.whole), self.home.plan
-        if not plan.has_parts:
-            return nodes.numel()
-        per_chunk = torch.bincount(plan.partition.assignment[nodes], minlength=plan.partition.num_parts)
-
-        def count(owner: Tensor) -> Tensor:
-            is_held = owner >= 0
-            return torch.bincount(owner[is_held], per_chunk[is_held], plan.num_parts)
-
-        otherwise = 'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes'
-        otherwise = otherwise if plan.turns == 1 else "hold more chunks at a time"
-        return plan.most(f"{nodes.numel()} training nodes", count, otherwise, num_super_epochs)
-
-    def seeds_of(self, part: Graph) -> Seeds:
-        home, own = self.home, part.split("train")
-        ids = None if part is home.whole else part.node_arrays["n_id"]
-        if ids is None and home.running.num_ranks > 1:
-            own = own[self._is_own(own)]
-        here = own
-        if (hops := home.boundary.seed_hops) and home.is_cut and ids is not None:
-            mine = self._is_own(ids).nonzero().view(-1)
-            here = torch.cat([own, seeds_around(part, mine, home.shown(part).node_arrays["train_mask"], hops)])
-        places = torch.searchsorted(home.whole.split("train"), here if ids is None else ids[here])
-        return Seeds(len(own), here, here, places)
-
-    def source_of(self, part: Graph, sampler: Sampler) -> BatchSource:
-        home = self.home
-        if not home.is_cut or home.outside is None:
-            return home.source(home.shown(part), sampler)
-        graph, finish = home.outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
-        return home.source(graph, sampler, finish=finish)
-
-    def _is_own(self, nodes: Tensor) -> Tensor:
-        """Return which nodes of the whole graph are learned from where this rank's part is, in super-epoch 0."""
-        return self.home.plan.by_rank().assignment[nodes] == self.home.running.rank
-
-
-def train_nodes(graph: Graph) -> Tensor:
-    """Return the nodes that are learned; refuse a graph without any."""
-    seeds = graph.split("train")
-    if not seeds.numel():
-        raise ValueError("train_mask marks no node: there is nothing to learn from.")
-    return seeds
-
-
-def seeds_around(part: Graph, own: Tensor, train_mask: Tensor, hops: int) -> Tensor:
-    """Return the training nodes of other ranks within so many hops of a rank's own nodes, by their ids in its part.
-
-    Args:
-        part: What the rank holds.
-        own: Its own nodes, by their ids in the part.
-        train_mask: Marks all training nodes of the part, those of other ranks as well.
-        hops: How far others may be.
-    """
-    neighbourhoods, reached = Neighbourhoods(part, 1), own
-    for _ in range(hops):
-        reached = neighbourhoods.senders(reached)
-    is_seed = torch.zeros_like(train_mask)
-    is_seed[reached] = train_mask[reached]
-    is_seed[own] = False
-    return is_seed.nonzero().view(-1)
 
 
 def judged_nodes(home: GraphAccess, nodes: Tensor, whose: str) -> Judged:

@@ -21,7 +21,7 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.types import TypeNames
 from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.layers.choice import Judged
+from lightning_gnn_dist.layers.choice import Judged, Neighbourhoods
 from lightning_gnn_dist.layers.layered_loader import ReadyRows
 from lightning_gnn_dist.layers.through_layers import Layer, ModelLayers
 from lightning_gnn_dist.names import EXTENSIONS, extension
@@ -79,6 +79,40 @@ class Owners(NamedTuple):
     ranks: Tensor
 
 
+class Seeds(NamedTuple):
+    """The training nodes that a rank learns from.
+
+    Attributes:
+        num_own: How many are its own; they come first. Others are own ones of other ranks.
+        here: Their ids in the part.
+        asked: Their ids as the source of their batches knows them.
+        places: Where each of them stands among all training nodes of the graph.
+    """
+
+    num_own: int
+    here: Tensor
+    asked: Tensor
+    places: Tensor
+
+
+def seeds_around(part: Graph, own: Tensor, train_mask: Tensor, hops: int) -> Tensor:
+    """Return the training nodes of other ranks within so many hops of a rank's own nodes, by their ids in its part.
+
+    Args:
+        part: What the rank holds.
+        own: Its own nodes, by their ids in the part.
+        train_mask: Marks all training nodes of the part, those of other ranks as well.
+        hops: How far others may be.
+    """
+    neighbourhoods, reached = Neighbourhoods(part, 1), own
+    for _ in range(hops):
+        reached = neighbourhoods.senders(reached)
+    is_seed = torch.zeros_like(train_mask)
+    is_seed[reached] = train_mask[reached]
+    is_seed[own] = False
+    return is_seed.nonzero().view(-1)
+
+
 class GraphAccess(ForgetsRun, ABC):
     """Where the graph lives, and which part of it this rank trains on.
 
@@ -94,6 +128,7 @@ class GraphAccess(ForgetsRun, ABC):
         folder: The folder where this host has some of the graph; None where it has all.
         types: The types of nodes and edges; a graph without types has one of each, without a name.
         asked: The boundary that the user gave; ``boundary`` is what it is in this run.
+        coverage: What gives nodes weights for the loss; None where there are none, or where nothing is lost.
     """
 
     whole: Graph | None = None
@@ -101,7 +136,8 @@ class GraphAccess(ForgetsRun, ABC):
     types: TypeNames
 
     def __init__(self, running: RunContext, boundary: Boundary, coverage: Coverage | None) -> None:
-        self.running, self.asked, self.boundary, self._weighs = running, boundary, boundary, coverage
+        self.running, self.asked, self.boundary = running, boundary, boundary
+        self.coverage = None if boundary.exchanges or boundary.keeps_rows else coverage
 
     # The graph.
 
@@ -130,11 +166,6 @@ class GraphAccess(ForgetsRun, ABC):
         """Return the nodes of the whole graph that a mask marks, ``"train"`` for ``train_mask``. Collective."""
 
     # The run.
-
-    @property
-    def coverage(self) -> Coverage | None:
-        """What gives nodes weights for the loss; None where there are none, or where nothing is lost."""
-        return None if self.boundary.exchanges or self.boundary.keeps_rows else self._weighs
 
     @property
     def is_cut(self) -> bool:
@@ -223,7 +254,25 @@ class GraphAccess(ForgetsRun, ABC):
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
         return None
 
+    # The nodes that are learned.
+
+    @abstractmethod
+    def settle_seeds(self) -> None:
+        """Find out what ranks learn in a fit, and refuse one in which some rank has nothing to learn. Collective."""
+
+    @abstractmethod
+    def most_seeds(self) -> int:
+        """Return how many nodes the rank learns that learns most, the same on all ranks."""
+
+    @abstractmethod
+    def seeds_of(self, part: Graph) -> Seeds:
+        """Return what the rank learns from of a part."""
+
     # Batches.
+
+    @abstractmethod
+    def training_source(self, part: Graph, sampler: Sampler) -> BatchSource:
+        """Return the source of training batches of a part."""
 
     @abstractmethod
     def whole_source(self, sampler: Sampler) -> BatchSource:

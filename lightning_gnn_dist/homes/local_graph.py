@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,7 +23,7 @@ from lightning_gnn_dist.graph.graph import Graph, sampled_digest, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.homes.access import GraphAccess, OnePart, Owners, Shown
+from lightning_gnn_dist.homes.access import GraphAccess, OnePart, Owners, Seeds, Shown, seeds_around
 from lightning_gnn_dist.homes.parts import Parts
 from lightning_gnn_dist.homes.residency import Fixed, Holding, Plan, bytes_held, default_period
 from lightning_gnn_dist.homes.run import Host, RunContext
@@ -34,8 +35,10 @@ from lightning_gnn_dist.layers.through_layers import Layer, ModelLayers, has_lay
 from lightning_gnn_dist.names import extension, offered
 from lightning_gnn_dist.partition.base import Cut, Partition
 from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
+from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.channel import Channel
 
+_LONGEST = 1000  # super-epochs, at most, that are searched for ranks with nothing to learn from
 _BESIDE = 1 << 28  # bytes of a rank beside what it holds of a graph and of batches, at most
 
 
@@ -259,7 +262,66 @@ class LocalGraph(GraphAccess):
         reason: str | None = judge(self.graph, parts.assignment, parts.num_parts, uncovered / max(seeds, 1))
         return reason
 
+    # The nodes that are learned.
+
+    def settle_seeds(self) -> None:
+        """Refuse a fit in which some rank has nothing to learn in some super-epoch. All raise or none.
+
+        Each epoch counts as if it were a pass.
+        """
+        every = self.every() if self.is_cut else None
+        if every is None:
+            return
+        trainer, num_super_epochs = self.running.trainer, 1.0
+        if trainer is not None:
+            steps = math.inf if trainer.max_steps < 0 else trainer.max_steps
+            epochs = math.inf if trainer.max_epochs is None or trainer.max_epochs < 0 else trainer.max_epochs
+            num_batches = -(-self.most_seeds() // self.running.settings.batch_size)
+            passes = min(steps * trainer.accumulate_grad_batches / num_batches, epochs * self.plan.turns)
+            num_super_epochs = passes / every
+        self.most_seeds(math.ceil(min(num_super_epochs, _LONGEST)))
+
+    def most_seeds(self, num_super_epochs: int | None = None) -> int:
+        """Return how many nodes the rank learns that learns most, in any of so many super-epochs.
+
+        Refuse it if some rank has none in one of them. All ranks raise or none.
+        """
+        nodes, plan = train_nodes(self.whole), self.plan
+        if not plan.has_parts:
+            return nodes.numel()
+        per_chunk = torch.bincount(plan.partition.assignment[nodes], minlength=plan.partition.num_parts)
+
+        def count(owner: Tensor) -> Tensor:
+            is_held = owner >= 0
+            return torch.bincount(owner[is_held], per_chunk[is_held], plan.num_parts)
+
+        otherwise = 'MetisPartitioner(balance="train"), RandomPartitioner() or more super-nodes'
+        otherwise = otherwise if plan.turns == 1 else "hold more chunks at a time"
+        return plan.most(f"{nodes.numel()} training nodes", count, otherwise, num_super_epochs)
+
+    def owners(self, nodes: Tensor) -> Tensor:
+        """Return the rank that learns from each of some nodes in super-epoch 0."""
+        return self.plan.by_rank().assignment[nodes]
+
+    def seeds_of(self, part: Graph) -> Seeds:
+        own, run = part.split("train"), self.running
+        ids = None if part is self.whole else part.node_arrays["n_id"]
+        if ids is None and run.num_ranks > 1:
+            own = own[self.owners(own) == run.rank]
+        here = own
+        if (hops := self.boundary.seed_hops) and self.is_cut and ids is not None:
+            mine = (self.owners(ids) == run.rank).nonzero().view(-1)
+            here = torch.cat([own, seeds_around(part, mine, self.shown(part).node_arrays["train_mask"], hops)])
+        places = torch.searchsorted(self.whole.split("train"), here if ids is None else ids[here])
+        return Seeds(len(own), here, here, places)
+
     # Batches.
+
+    def training_source(self, part: Graph, sampler: Sampler) -> BatchSource:
+        if not self.is_cut or self.outside is None:
+            return self.source(self.shown(part), sampler)
+        graph, finish = self.outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
+        return self.source(graph, sampler, finish)
 
     def whole_source(self, sampler: Sampler) -> BatchSource:
         return self.source(self.graph, sampler)
@@ -323,11 +385,19 @@ class LocalGraph(GraphAccess):
     def with_senders(self, part: Graph, layers: list[Layer]) -> tuple[Graph, Tensor, Owners]:
         ids = part.node_arrays["n_id"]
         found = with_arrays(self.shown(part), self.whole_arrays(layers, ids))
-        return found, part.split("train"), Owners(ids, self.plan.by_rank().assignment[ids])
+        return found, part.split("train"), Owners(ids, self.owners(ids))
 
     def whole_arrays(self, layers: list[Layer], ids: Tensor) -> dict[str, Tensor]:
         """Return what layers read of the whole graph, with a row for each of the nodes of a part."""
         return {name: array[ids] for name, array in whole_graph_arrays(layers, self.graph).items()}
+
+
+def train_nodes(graph: Graph) -> Tensor:
+    """Return the nodes that are learned; refuse a graph without any."""
+    seeds = graph.split("train")
+    if not seeds.numel():
+        raise ValueError("train_mask marks no node: there is nothing to learn from.")
+    return seeds
 
 
 def _checked(graph: Graph, partitioner: object, holding: Holding, boundary: Boundary) -> Holding:

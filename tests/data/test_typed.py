@@ -106,7 +106,7 @@ def test_batches_of_a_part_bring_its_weights() -> None:
     data = data_of(graph, partitioner=lgd.RandomPartitioner(), boundary=lgd.Isolated())
     part = data.part(0, 2)
     seeds, source = seeds_and_source(data, part, 0, 2)
-    (batch,) = source.make([seeds[:5]], [(0, 0, 0)], [data._task.seeds_of(part).places[:5]])  # type: ignore[list-item]
+    (batch,) = source.make([seeds[:5]], [(0, 0, 0)], [data._home.seeds_of(part).places[:5]])  # type: ignore[list-item]
     assert batch.coverage.equal(part.node_arrays["coverage"][seeds[:5]]) and bool((batch.coverage < 1).any())
     assert graph.split("train")[batch["paper"].input_id].equal(part.node_arrays["n_id"][seeds[:5]])
     assert batch["paper"].n_id[:5].equal(part.node_arrays["n_id"][seeds[:5]])

@@ -11,7 +11,7 @@ from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.boundary.boundary import Isolated
 from lightning_gnn_dist.checks import check_choice, check_instance, shown
-from lightning_gnn_dist.data.task import WholeNodes
+from lightning_gnn_dist.data.task import NodeTask
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.types import GraphTypes, TypeNames
 from lightning_gnn_dist.homes.access import check_typed, chosen_seed_type, folder_of, graph_of, with_seeds_of
@@ -48,7 +48,7 @@ def inductive_graph(graph: Graph, leave_out: Sequence[Held] = get_args(Held)) ->
     return graph.induced(stays.nonzero().view(-1))
 
 
-def task_elsewhere(given: Graph | Data | HeteroData | str | Path, running: RunContext, types: TypeNames) -> WholeNodes:
+def task_elsewhere(given: Graph | Data | HeteroData | str | Path, running: RunContext, types: TypeNames) -> NodeTask:
     """Return what is judged on another graph.
 
     Args:
@@ -68,7 +68,7 @@ def task_elsewhere(given: Graph | Data | HeteroData | str | Path, running: RunCo
     graph = graph if kind is None else with_seeds_of(graph, kind)
     check_typed(graph.types, settings, Isolated())
     home = LocalGraph(graph, running, RandomPartitioner(), Holding(), Isolated(), None)
-    task = WholeNodes(home)
+    task = NodeTask(home)
     task.check(graph)
     return task
 

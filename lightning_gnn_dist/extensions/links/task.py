@@ -301,12 +301,12 @@ class WholeEdges(EdgeTask):
 
     def learned(self, part: Graph, num_batches: int, seed: int) -> Learning:
         is_whole = part is self.home.graph
-        own, shown = self._own(part), self.home.shown(part)
+        own = self._own(part)
         if self.checks_values:
-            check_arrays(shown)
+            check_arrays(self.home.shown(part))
         seeds = self.positions(self.home.whole if is_whole else part, own.to(torch.int64) - 1)
         sampler = self.across(self.home.running.settings.training_sampler) if is_whole else self.around_part(part, own)
-        return Learning(self.home.source(shown, sampler), Deal(seeds, num_batches, seed))
+        return Learning(self.home.training_source(part, sampler), Deal(seeds, num_batches, seed))
 
     def _own(self, part: Graph) -> Tensor:
         """Return which nodes of a part are the rank's own."""

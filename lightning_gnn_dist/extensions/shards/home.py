@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.batches.source import stream_to
+from lightning_gnn_dist.batches.source import BatchSource, GraphSource, stream_to
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
@@ -28,7 +28,7 @@ from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, Shar
 from lightning_gnn_dist.graph.graph import Graph, typed_graph, with_arrays
 from lightning_gnn_dist.graph.rows import Lookup, starts_of
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, offsets_of
-from lightning_gnn_dist.homes.access import GraphAccess, OnePart, Owners, Shown, check_typed
+from lightning_gnn_dist.homes.access import GraphAccess, OnePart, Owners, Seeds, Shown, check_typed, seeds_around
 from lightning_gnn_dist.homes.parts import PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
@@ -142,10 +142,12 @@ class ShardHome(GraphAccess):
         boundary: What becomes of senders outside the own shard.
         coverage: Gives nodes weights for the loss. With None there are none.
         without_labels: Takes from a shard what batches must not show. Default: they show all.
+        check_of_all: Refuses what the rows of all shards are together; each rank calls it with its own. Collective.
     """
 
     types: TypedBounds
     folder: Path
+    _places: Tensor  # of the training nodes of a part among those of all ranks
 
     def __init__(
         self,
@@ -154,14 +156,17 @@ class ShardHome(GraphAccess):
         running: RunContext,
         boundary: Boundary,
         coverage: Coverage | None,
+        *,
         without_labels: Shown | None = None,
+        check_of_all: Callable[[Graph], None] | None = None,
     ) -> None:
         _check_shards(bounds, running.settings, boundary)
         self.path = self.folder = path
-        self.bounds, self.types, self._without_labels = bounds, bounds.types, without_labels
-        self.part_ids = torch.empty(0, dtype=torch.int64)  # of its nodes in the whole graph
+        self.bounds, self.types = bounds, bounds.types
+        self._without_labels, self._check_of_all = without_labels, check_of_all
+        self._part_ids = torch.empty(0, dtype=torch.int64)  # of its nodes in the whole graph
         # What the rank learns that has most, and all that shards before the own one, and all ranks, can learn.
-        self._most = self.marked_before = self.num_marked = 0
+        self._most = self._marked_before = self.num_marked = 0
         super().__init__(running, boundary, coverage)
 
     # The graph.
@@ -190,12 +195,6 @@ class ShardHome(GraphAccess):
         return self._connected
 
     @property
-    def most(self) -> int:
-        """What the rank learns that has most."""
-        self.graph()  # refuses, if it is too early
-        return self._most
-
-    @property
     def shard(self) -> Shard:
         """The own shard, with the labels of its edges."""
         return self._met()[0]
@@ -205,6 +204,8 @@ class ShardHome(GraphAccess):
     def open(self, check: Callable[[Graph], None]) -> None:
         shard = self._connected[1].shard
         _check_on_all_ranks(lambda: check(shard.rows), shard.index)
+        if self._check_of_all is not None:
+            self._check_of_all(shard.rows)
 
     def begin_fit(self) -> None:
         if self.exchanges and (num_ranks := self.running.num_ranks) != (num_shards := self.bounds.num_shards):
@@ -220,7 +221,7 @@ class ShardHome(GraphAccess):
         counts, num_shards = all_gather_rows(torch.tensor([num_own, num_marked])), self.bounds.num_shards
         self._most = int(counts[:, 0].max())
         self.num_marked = int(counts[:num_shards, 1].sum())
-        self.marked_before = int(counts[: self.running.rank % num_shards, 1].sum())
+        self._marked_before = int(counts[: self.running.rank % num_shards, 1].sum())
         return counts[:, 0]
 
     def close(self) -> None:
@@ -278,7 +279,7 @@ class ShardHome(GraphAccess):
         """
         if self.exchanges or self.boundary.sees_whole_graph:
             return OnePart(self.graph().shard.rows)
-        part, self.part_ids = self._read_part()
+        part, self._part_ids = self._read_part()
         return OnePart(part)
 
     def _read_part(self) -> tuple[Graph, Tensor]:
@@ -303,21 +304,55 @@ class ShardHome(GraphAccess):
         num_shards = self.bounds.num_shards
         return slice(self.running.rank // num_shards, None, self.running.num_ranks // num_shards)
 
-    # Training nodes.
+    # The nodes that are learned.
 
-    def marked(self) -> Tensor:
+    def settle_seeds(self) -> None:
+        own, marked = self.graph().shard.rows, self._marked()
+        counts = self.count(len(marked[self.of_copy()]), len(marked))
+        if not self.exchanges and bool((counts == 0).any()):
+            rank = int(counts.argmin())
+            raise ValueError(
+                f"Shard {rank % self.bounds.num_shards} of {self.path} has no training nodes for rank {rank} of "
+                f"{len(counts)}, which would have nothing to learn from: divide the graph by "
+                'MetisPartitioner(balance="train"), or use fewer shards or ranks.'
+            )
+        if self.boundary.seed_hops:
+            places = {"places": self._marked_before + own.node_arrays["train_mask"].cumsum(0) - 1}
+            self._places = self.graph().rows_of(places, self._part_ids)["places"]
+
+    def most_seeds(self) -> int:
+        self.graph()  # refuses, if it is too early
+        return self._most
+
+    def seeds_of(self, part: Graph) -> Seeds:
+        own, graph, marked = self._own_seeds(part), self.graph(), self._marked()
+        if (hops := self.boundary.seed_hops) and self.is_cut:
+            mine = torch.arange(graph.shard.rows.num_nodes)
+            here = torch.cat([own, seeds_around(part, mine, self.shown(part).node_arrays["train_mask"], hops)])
+            return Seeds(len(own), here, here, self._places[here])
+        asked = graph.ids_of_own(own) if self.boundary.sees_whole_graph else own
+        return Seeds(len(own), own, asked, self._marked_before + torch.arange(len(marked))[self.of_copy()])
+
+    def _marked(self) -> Tensor:
         """Return all training nodes of the shard."""
         return self.graph().shard.rows.split("train")
 
-    def own_seeds(self, part: Graph) -> Tensor:
+    def _own_seeds(self, part: Graph) -> Tensor:
         """Return this rank's share of the training nodes, by their ids in a part."""
-        seeds = self.marked()[self.of_copy()]
+        seeds = self._marked()[self.of_copy()]
         rows = self.graph().shard.rows
         if part is not rows and part.types.have_names:  # nodes of others stand between the own ones
             seeds, _ = Lookup(part.node_arrays["n_id"])(self.graph().ids_of_own(seeds))
         return seeds
 
     # Batches.
+
+    def training_source(self, part: Graph, sampler: Sampler) -> BatchSource:
+        if self.boundary.sees_whole_graph:
+            return self.whole_source(sampler)
+        if part.types.have_names:
+            sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
+        return GraphSource(self.shown(part), sampler, **self.running.options_of_sources)
 
     def whole_source(self, sampler: Sampler) -> ShardedSource:
         run, stream = self.running, stream_to(self.running.device)
@@ -396,7 +431,7 @@ class ShardHome(GraphAccess):
     def with_senders(self, part: Graph, layers: list[Layer]) -> tuple[Graph, Tensor, Owners]:
         shard = self.graph().shard
         found, ids = read_part(self.graph(), self.boundary, None, self.running.settings.seed_of_parts)
-        own, seeds = whole_graph_arrays(layers, shard.rows, shard.first_node), self.own_seeds(found)
+        own, seeds = whole_graph_arrays(layers, shard.rows, shard.first_node), self._own_seeds(found)
         return (
             with_arrays(found, self.graph().rows_of(own, ids) if own else own),
             seeds,

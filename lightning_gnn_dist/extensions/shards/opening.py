@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.batches.batches import Deal, Learning, OwnSeeds
-from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.data.task import NodeTask, Seeds, seeds_around
+from lightning_gnn_dist.data.task import NodeTask
 from lightning_gnn_dist.extensions.links.bounds import LinkBounds
 from lightning_gnn_dist.extensions.links.link_sampler import HeldLinks, are_links, positions_where
 from lightning_gnn_dist.extensions.links.negatives import Candidates
@@ -37,7 +36,6 @@ from lightning_gnn_dist.homes.residency import Holding
 from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import share_of
-from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -75,7 +73,9 @@ class Shards:
                 "divide the graph that was split, which has its masks."
             )
         bounds = bounds if kind is None else replace(bounds, types=bounds.types.with_seeds(kind))
-        return NodesOfShards(ShardHome(self.path, bounds, running, boundary, coverage))
+        sampler = running.settings.training_sampler
+        of_all = sampler.check_shard if isinstance(sampler, TemporalSampler) else None
+        return NodeTask(ShardHome(self.path, bounds, running, boundary, coverage, check_of_all=of_all))
 
     @property
     def links(self) -> LinkBounds:
@@ -89,7 +89,7 @@ class Shards:
         _check_settings_of_edges(running.settings, boundary)
         bounds, links = self._bounds_of_links(), self.links
         hidden = None if links.labels is None else partial(without_labels, links)
-        home = ShardHome(self.path, bounds, running, boundary, None, hidden)
+        home = ShardHome(self.path, bounds, running, boundary, None, without_labels=hidden)
         return ShardEdges(home, links, num_negatives)
 
     def refuse_to_cut(self, partitioner: object, holding: Holding) -> None:
@@ -120,52 +120,6 @@ def _check_settings_of_edges(settings: BatchSettings, boundary: Boundary) -> Non
             "WholePartSampler takes a whole part for each batch, and with boundary=Fetch() that is the whole graph: "
             "take NeighborSampler, or boundary=Isolated()."
         )
-
-
-class NodesOfShards(NodeTask):
-    """The nodes that masks of the shards mark."""
-
-    home: ShardHome
-    _places: Tensor  # of the training nodes of a part among those of all ranks
-
-    def open(self) -> None:
-        super().open()
-        if isinstance(sampler := self.home.running.settings.training_sampler, TemporalSampler):
-            sampler.check_shard(self.home.shard.rows)
-
-    def begin_fit(self) -> None:
-        super().begin_fit()
-        home, marked, own = self.home, self.home.marked(), self.home.graph().shard.rows
-        counts = home.count(len(marked[home.of_copy()]), len(marked))
-        if not home.exchanges and bool((counts == 0).any()):
-            rank = int(counts.argmin())
-            raise ValueError(
-                f"Shard {rank % home.bounds.num_shards} of {home.path} has no training nodes for rank {rank} of "
-                f"{len(counts)}, which would have nothing to learn from: divide the graph by "
-                'MetisPartitioner(balance="train"), or use fewer shards or ranks.'
-            )
-        if home.boundary.seed_hops:
-            places = {"places": home.marked_before + own.node_arrays["train_mask"].cumsum(0) - 1}
-            self._places = home.graph().rows_of(places, home.part_ids)["places"]
-
-    def most(self) -> int:
-        return self.home.most
-
-    def seeds_of(self, part: Graph) -> Seeds:
-        home, own = self.home, self.home.own_seeds(part)
-        if (hops := home.boundary.seed_hops) and home.is_cut:
-            mine = torch.arange(home.graph().shard.rows.num_nodes)
-            here = torch.cat([own, seeds_around(part, mine, home.shown(part).node_arrays["train_mask"], hops)])
-            return Seeds(len(own), here, here, self._places[here])
-        asked = home.graph().ids_of_own(own) if home.boundary.sees_whole_graph else own
-        return Seeds(len(own), own, asked, home.marked_before + torch.arange(len(home.marked()))[home.of_copy()])
-
-    def source_of(self, part: Graph, sampler: Sampler) -> BatchSource:
-        if self.home.boundary.sees_whole_graph:
-            return self.home.whole_source(sampler)
-        if part.types.have_names:
-            sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
-        return GraphSource(part, sampler, **self.home.running.options_of_sources)
 
 
 class ShardEdges(EdgeTask):
@@ -243,22 +197,18 @@ class ShardEdges(EdgeTask):
         return first - int(shard.rows.indptr[shard.rows.types.nodes_of(kind).start])
 
     def most(self) -> int:
-        return self.home.most
+        return self.home.most_seeds()
 
     def of_corrections(self) -> OwnSeeds:
         return OwnSeeds(self._marked[self.home.of_copy()], self.home.num_marked)
 
     def learned(self, part: Graph, num_batches: int, seed: int) -> Learning:
-        seeds, shown = self._own(), self.home.shown(part)
+        seeds, sees_all = self._own(), self.home.boundary.sees_whole_graph
         if self.checks_values:
-            check_arrays(shown)
-        if self.home.boundary.sees_whole_graph:
-            sampler = self.across(self.home.running.settings.training_sampler)
-            source: BatchSource = self.home.whole_source(sampler)
-        else:
-            sampler, how = self.around_part(part, self._is_own(part)), self.home.running.options_of_sources
-            source = GraphSource(shown, sampler, **how)
-        return Learning(source, Deal(seeds, num_batches, seed))
+            check_arrays(self.home.shown(part))
+        drawn = self.home.running.settings.training_sampler
+        sampler = self.across(drawn) if sees_all else self.around_part(part, self._is_own(part))
+        return Learning(self.home.training_source(part, sampler), Deal(seeds, num_batches, seed))
 
     def _own(self) -> Tensor:
         """Return the positions of what this rank learns: in the whole graph, or without ``Fetch()`` in its part."""
