@@ -211,41 +211,34 @@ class Batches:
         begin = self.position - self._done
         self.position = begin + len(self)
         begin = 0 if self._overfits else begin
-        for piece in self._phases(begin + self._done, begin + len(self)):
-            for batch in self._of_phase(*piece):
-                self._done += 1
-                yield batch
+        for batch in self.stream(begin + self._done, begin + len(self)):
+            self._done += 1
+            yield batch
 
     def stream(self, start: int, stop: int | None = None) -> Made:
         """Yield batches from number ``start`` on, up to ``stop`` or without end, whatever ``position`` is."""
-        for piece in self._phases(start, stop):
-            yield from self._of_phase(*piece)
+        at = start
+        while at != stop:
+            end = min((each for each in (stop, self.end_of_phase(at)) if each is not None), default=None)
+            learning = self.learning(self.phase_of(at))
+            run, deal = self._run_of(learning, at, end), learning.deal
+            del learning  # the part may change before the iterator ends
+            try:
+                while at != end:
+                    at += 1
+                    yield self._next_of(run, deal, at - 1, is_last=at == end)  # the batch is not held here
+            finally:
+                self._end(run)
 
-    def _phases(self, start: int, stop: int | None) -> Iterator[tuple[int, int | None]]:
-        """Yield where batches from number ``start`` up to ``stop`` begin and end in each phase; None is without end."""
-        while start != stop:
-            ends = [end for end in (stop, self.end_of_phase(start)) if end is not None]
-            yield start, min(ends, default=None)
-            start = min(ends)  # nobody asks on where there is none
-
-    def _of_phase(self, start: int, stop: int | None) -> Made:
-        """Yield the batches of one phase from number ``start`` on, up to ``stop``, or without end."""
+    def _run_of(self, learning: Learning, start: int, stop: int | None) -> Ahead:
+        """Return what makes the batches of a phase from number ``start`` on, up to ``stop``, or without end."""
         self._began = time.perf_counter() if self._began is None else self._began
-        learning = self.learning(self.phase_of(start))
         source, prefetch = learning.source, self._prefetch
         num_threads = min(self._num_threads, source.depth(prefetch), *([1] if source.is_remote else []))
         numbers = count(start) if stop is None else range(start, stop)
         bulks = chunks_of(numbers, self._bulk_size, grows=source.is_remote and num_threads > 0)
-        run = Ahead(source, partial(asked_of, learning), bulks, num_threads, prefetch)
-        deal, at = learning.deal, start
-        del learning, source  # the part may change before the iterator ends
-        self._runs.append(run)
-        try:
-            while at != stop:
-                at += 1
-                yield self._next_of(run, deal, at - 1, is_last=at == stop)  # the batch is not held here
-        finally:
-            self._end(run)
+        self._runs.append(Ahead(source, partial(asked_of, learning), bulks, num_threads, prefetch))
+        return self._runs[-1]
 
     def move_to(self, number: int) -> None:
         """Make the phase of batch ``number`` the running one; all batches before it are taken."""
