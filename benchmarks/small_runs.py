@@ -78,7 +78,7 @@ def fit(name: str, folder: Path) -> None:
     )
     from lightning_gnn_dist.cli.demo import SAGE
     from lightning_gnn_dist.rounds import correction_gradients, meeting
-    from lightning_gnn_dist.strategies import grappa, step_callback
+    from lightning_gnn_dist.strategies import grappa, in_step
 
     own = Own()
     for owner, function in (
@@ -86,8 +86,8 @@ def fit(name: str, folder: Path) -> None:
         (meeting.MeetingCallback, "on_before_optimizer_step"),
         (grappa.GrappaStrategy, "on_train_batch_start"),
         (grappa.GrappaStrategy, "backward"),
-        (step_callback.StepCallback, "on_train_batch_end"),
-        (step_callback.StepCallback, "on_train_epoch_end"),
+        (in_step.StepCallback, "on_train_batch_end"),
+        (in_step.StepCallback, "on_train_epoch_end"),
     ):
         own.watch(owner, function, 1)
     for owner, function in (

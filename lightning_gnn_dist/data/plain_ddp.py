@@ -10,7 +10,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import nn
 
 from lightning_gnn_dist.joint import RowsOfRanks, WeighsRanks
-from lightning_gnn_dist.wire.replica import Replica
+from lightning_gnn_dist.wire.alike import Replica
 
 
 def guard_plain_ddp(trainer: Trainer) -> None:

@@ -17,9 +17,9 @@ from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.lightning_internals import announce_sigterm, datamodule_of, log_numbers, set_global_step
 from lightning_gnn_dist.rounds.means import Parameters, forget_moments
 from lightning_gnn_dist.rounds.meeting_hook import Fit, MeetingHook
-from lightning_gnn_dist.rounds.premises import odd_ones
 from lightning_gnn_dist.rounds.reducer import are_finite, leave_out_, length_of, refuse_weights
 from lightning_gnn_dist.wire import collectives
+from lightning_gnn_dist.wire.alike import odd_ones
 from lightning_gnn_dist.wire.collectives import checksum
 
 # What rounds call; no hook is called for what it does not do.

@@ -26,17 +26,17 @@ from lightning_gnn_dist.rounds.launching import Elsewhere, Launch, ScriptLaunche
 from lightning_gnn_dist.rounds.lightning_internals import (
     Replaced,
     announce_sigterm,
+    datamodule_of,
     refuse_stop_iteration,
     take_over_sigterm,
 )
 from lightning_gnn_dist.rounds.meeting_hook import ReplicaState
-from lightning_gnn_dist.rounds.premises import check_ranks
 from lightning_gnn_dist.wire import channel, collectives
 from lightning_gnn_dist.wire.addresses import kept_on_host
+from lightning_gnn_dist.wire.alike import Replica, check_ranks
 from lightning_gnn_dist.wire.hosts import find_hosts
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 from lightning_gnn_dist.wire.launching.roll_call import Roll
-from lightning_gnn_dist.wire.replica import Replica
 
 Buffers = Literal["average", "local"]
 _IGNORED = "_ddp_params_and_buffers_to_ignore"
@@ -58,6 +58,8 @@ class PartitionedStrategy(DDPStrategy):
 
     weight_modes: ClassVar[Any]
     buffer_modes: ClassVar[Any] = Buffers
+    _states: list[ReplicaState] | None = None  # of the module, which is asked once in a call of the trainer
+    excluded: frozenset[str] = frozenset()  # the names of what nobody else has of them
 
     def __init__(self, *, weights: str, buffers: str, launch: Launch, **options: Any) -> None:
         check_choice("weights", weights, self.weight_modes)
@@ -67,7 +69,6 @@ class PartitionedStrategy(DDPStrategy):
         self.weights, self.buffers, self.launch = weights, buffers, launch
         self.processors_differ = self.sigterm_received = False
         self._replaced = Replaced()
-        self._forget_states()
         self._resumed: checkpoints.Resumed | None = None
         self._companion: Callback | None = None  # for hooks that strategies do not have
 
@@ -112,7 +113,7 @@ class PartitionedStrategy(DDPStrategy):
 
     def connect(self, model: LightningModule) -> None:
         super().connect(model)
-        self._forget_states()
+        self._states, self.excluded = None, frozenset()
         if model.trainer.state.fn == TrainerFn.FITTING:
             collectives.traffic.begin_fit()
         callbacks: list[Callback | None] = model.trainer.callbacks  # type: ignore[attr-defined]
@@ -129,7 +130,7 @@ class PartitionedStrategy(DDPStrategy):
             self._begin_fit(trainer)
             self.sigterm_received = False
             take_over_sigterm(self._replaced, trainer, self)
-            self.processors_differ = self.world_size > 1 and check_ranks(trainer, self.root_device)
+            self.processors_differ = self.world_size > 1 and check_ranks(datamodule_of(trainer), self.root_device)
         try:
             super().setup(trainer)
         finally:
@@ -249,9 +250,10 @@ class PartitionedStrategy(DDPStrategy):
                 device = self.root_device if self.root_device.type != "cpu" else None
                 how: dict[str, Any] = {"store": store, "timeout": self._timeout, "device_id": device}
                 _init_dist_connection(environment, self._get_process_group_backend(), **how)
-        channel.note_host()
         super().setup_distributed()
-        find_hosts(self.node_rank, self.num_nodes)
+        if self.world_size > 1:
+            channel.note_host()
+            find_hosts(self.node_rank, self.num_nodes)
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce as Lightning does, but compute means of scalars and of integers in float64.
@@ -290,11 +292,6 @@ class PartitionedStrategy(DDPStrategy):
         named |= self._module().named_buffers() if buffers else ()
         return {name: each for name, each in named.items() if name not in self.excluded}
 
-    def _forget_states(self) -> None:
-        self._states: list[ReplicaState] | None = None  # of the module, which is asked once in a call of the trainer
-        self.excluded: frozenset[str] = frozenset()  # of them, names of what nobody else has
-        self.rows: dict[int, str] = {}  # of them, names of weights whose gradients have some rows alone, by id()
-
     @property
     def states(self) -> list[ReplicaState]:
         """What ranks do not have alike of the module, in a call of the trainer."""
@@ -304,12 +301,9 @@ class PartitionedStrategy(DDPStrategy):
 
     def _divide_states(self) -> None:
         """Let each rank keep what is its own, unless it does. Collective."""
-        excluded, rows = set[str](), dict[int, str]()
         for state in self.states:
             state.divide(self.root_device)
-            excluded |= state.excluded()
-            rows |= state.rows()
-        self.excluded, self.rows = frozenset(excluded), rows
+        self.excluded = frozenset().union(*(state.excluded() for state in self.states))
 
     def _module(self) -> LightningModule:
         assert self.lightning_module is not None

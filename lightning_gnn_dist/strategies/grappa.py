@@ -31,8 +31,7 @@ from lightning_gnn_dist.rounds import checkpoints, refusals
 from lightning_gnn_dist.rounds.launching import Launch
 from lightning_gnn_dist.rounds.partitioned_strategy import Buffers, PartitionedStrategy, hide_from_ddp
 from lightning_gnn_dist.rounds.reducer import SendsMeans, are_finite, is_scaled, refuse_gradients
-from lightning_gnn_dist.strategies.step_callback import StepCallback
-from lightning_gnn_dist.strategies.used_parameters import UsedParameters, counting_unfrozen
+from lightning_gnn_dist.strategies.in_step import StepCallback, UsedParameters, counting_unfrozen
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.hosts import GradientSums, HostGradients
 
@@ -114,7 +113,10 @@ class GrappaStrategy(PartitionedStrategy):
         module, looks_itself = self._module(), self._ddp_kwargs["find_unused_parameters"]
         with counting_unfrozen(module):
             trained = {name: each for name, each in module.named_parameters() if each.requires_grad}
-            left = {*self.excluded, *(name for name, each in trained.items() if id(each) in self.rows)}
+            of_rows = {
+                number for state in self.states for number in state.rows()
+            }  # whose gradients have some rows alone
+            left = {*self.excluded, *(name for name, each in trained.items() if id(each) in of_rows)}
             others = [each for name, each in trained.items() if name not in left]
             for state in self.states:
                 state.begin_exchange(type(self).__name__, has_others=bool(others))

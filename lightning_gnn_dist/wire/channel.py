@@ -285,8 +285,7 @@ def patience() -> timedelta:
 
 def note_host() -> None:
     """Write on the ranks' store where this one runs, for the errors of others."""
-    if world_size() > 1:
-        _store().set(f"host/{rank()}", socket.gethostname())
+    _store().set(f"host/{rank()}", socket.gethostname())
 
 
 def explain(error: BaseException) -> None:

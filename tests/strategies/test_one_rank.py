@@ -14,7 +14,8 @@ from torch import Tensor
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.source import stream_to
-from lightning_gnn_dist.rounds import meeting, premises
+from lightning_gnn_dist.rounds import meeting
+from lightning_gnn_dist.wire import alike
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.layers.typed_model import some_data
 from tests.ranks import RankError, run_ranks
@@ -245,7 +246,7 @@ class Computes(lgd.LocalSGDStrategy):
 
 
 def train(rank: int, world_size: int, error: float, processors: list[int]) -> tuple[State, list[str]]:
-    premises.processor_of = lambda device: processors[rank]
+    alike.processor_of = lambda device: processors[rank]
     said: list[str] = []
     meeting.rank_zero_info = said.append
     module = same_start(optimizer="Adam", batch_norm=True)

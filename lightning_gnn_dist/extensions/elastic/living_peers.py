@@ -22,10 +22,10 @@ from lightning_gnn_dist.rounds.lightning_internals import datamodule_of, set_glo
 from lightning_gnn_dist.rounds.means import OuterStep
 from lightning_gnn_dist.rounds.meeting import Meeting, Peers, Votes, contributed
 from lightning_gnn_dist.rounds.meeting_hook import ReplicaState, hook_of
-from lightning_gnn_dist.rounds.premises import Premises, check_same_premises, premises_of
 from lightning_gnn_dist.rounds.reducer import Reducer, check_alone
 from lightning_gnn_dist.rounds.round_strategy import RoundStrategy
 from lightning_gnn_dist.wire.addresses import HERE
+from lightning_gnn_dist.wire.alike import Premises, check_same_premises, premises_of
 
 _SECONDS_BETWEEN_CALLS = 0.2
 _MAY_DIE = "With peers=Elastic() ranks may die at any time."
@@ -180,7 +180,7 @@ class LivingPeers(Peers):
             trainer.global_step,
             int(waits),
             self._dealt_among,
-            *(self._premises or premises_of(trainer)),
+            *(self._premises or premises_of(datamodule_of(trainer))),
         )
         said = self._member.meet(
             self._tensors_to_average,
@@ -223,7 +223,7 @@ class LivingPeers(Peers):
         datamodule.teardown("fit")
         datamodule.setup("fit")
         assert self._member is not None
-        self._premises, self._dealt_among = premises_of(self._module().trainer), self._member.seat.of
+        self._premises, self._dealt_among = premises_of(datamodule_of(self._module().trainer)), self._member.seat.of
         return datamodule.train_dataloader()
 
     @contextmanager
