@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import griffe
 from latex2mathml.converter import convert
 
-# The names that have a place to link to, with it. The package itself is not imported: torch takes seconds.
-_PLACES = {
-    path.rpartition(".")[2]: path
-    for path in re.findall(r"^::: (\S+)$", (Path(__file__).parent / "api.md").read_text(), re.MULTILINE)
-}
+ROOT = Path(__file__).parents[1]
+
+
+def _places() -> Iterator[tuple[str, str]]:
+    """The names that have a place to link to, with it; those of extensions that were taken out have none."""
+    facade = (ROOT / "lightning_gnn_dist" / "__init__.py").read_text()
+    modules = {name: module for module, name in re.findall(r"^    from (\S+) import (\w+) as", facade, re.MULTILINE)}
+    for path in re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE):
+        module, _, name = path.rpartition(".")
+        if ROOT.joinpath(*modules.get(name, module).split(".")).with_suffix(".py").exists():
+            yield name, path
+
+
+PLACES = dict(_places())
 _ROLE = re.compile(r":(?:class|meth|func|mod|attr):`~?([\w.]+)`")
 _FORMULA = re.compile(r":math:`([^`]+)`")
 _FORMULAS = re.compile(r"^\.\. math::\n((?:\n| +.*\n?)+)", re.MULTILINE)
@@ -42,6 +52,6 @@ def _link(name: str) -> str:
     """A link to a public name, also when it is told by where it is defined; other names as they are."""
     short = name.rsplit(".", 1)[-1] if name.startswith("lightning_gnn_dist.") else name
     first, _, rest = short.partition(".")
-    if first in _PLACES:
-        return f"[`{short}`][{'.'.join(filter(None, (_PLACES[first], rest)))}]"
+    if first in PLACES:
+        return f"[`{short}`][{'.'.join(filter(None, (PLACES[first], rest)))}]"
     return f"`{name}`"

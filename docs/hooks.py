@@ -10,6 +10,7 @@ import html
 import json
 import posixpath
 import re
+from functools import cache
 from pathlib import Path
 from runpy import run_path
 from typing import Any
@@ -24,6 +25,11 @@ MEASUREMENTS = ROOT / "benchmarks"
 GONE = ROOT / "lightning_gnn_dist" / "gone.py"
 _LINK = re.compile(r"(?<=\])\((?!https?://|#)([^)#\s]+)(#[^)\s]*)?\)")
 _CONSOLE = re.compile(r'<div class="language-console highlight">(<pre>.*?</pre>)</div>', re.DOTALL)
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Take pages of extensions that were taken out from the navigation."""
+    config.nav = _without_gone(config.nav)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -42,6 +48,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     if page.file.src_uri == "old-names.md":
         rows = [f"| `{name}` | {way} |" for name, way in run_path(str(GONE))["GONE"].items()]
         markdown = "\n".join([markdown, "| it was | in its place |", "|---|---|", *rows])
+    if page.file.src_uri == "api.md":
+        markdown = re.sub(
+            r"^::: (\S+)\n", lambda match: match[0] if match[1] in _places() else "", markdown, flags=re.M
+        )
+    markdown = re.sub(r"\[([^]]*)\]\(([^)#\s]+)[^)]*\)", _without_link, markdown)
     here = posixpath.dirname(page.file.src_uri)
     source = ROOT if page.file.src_uri == "index.md" else MEASUREMENTS if here == MEASUREMENTS.name else DOCS / here
     return _LINK.sub(lambda match: f"({posixpath.relpath(_place(source / match[1]), here)}{match[2] or ''})", markdown)
@@ -50,6 +61,31 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 def on_page_content(content: str, **_: Any) -> str:
     """Let the copy button of a console take its commands alone, without prompts."""
     return _CONSOLE.sub(_with_commands, content)
+
+
+@cache
+def _gone_pages() -> set[str]:
+    """The pages that extensions had for themselves, which went with their folders."""
+    rows = re.findall(r"^\| `(\w+)` \| \[[^]]*\]\(([\w-]+\.md)\)", (DOCS / "architecture.md").read_text(), re.MULTILINE)
+    return {page for name, page in rows if not (GONE.parent / "extensions" / name).exists()}
+
+
+def _without_gone(nav: Any) -> Any:
+    if isinstance(nav, list):
+        return [kept for each in nav if (kept := _without_gone(each))]
+    if isinstance(nav, dict):
+        return {title: kept for title, below in nav.items() if (kept := _without_gone(below))}
+    return None if nav in _gone_pages() else nav
+
+
+def _without_link(match: re.Match[str]) -> str:
+    return match[1] if posixpath.basename(match[2]) in _gone_pages() else match[0]
+
+
+@cache
+def _places() -> set[str]:
+    """What is there of the page of the API."""
+    return set(run_path(str(DOCS / "docstrings.py"))["PLACES"].values())
 
 
 def _with_commands(console: re.Match[str]) -> str:

@@ -31,10 +31,12 @@ import ast
 import inspect
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_gnn_dist.answers import answers_unknown_names, did_you_mean
 from lightning_gnn_dist.gone import way_out
+from lightning_gnn_dist.names import FOLDER, imported
 from lightning_gnn_dist.short_names import tell_lightning
 
 # The one list of public names. Each is imported when it is first asked for: torch, PyG and Lightning take seconds,
@@ -110,11 +112,17 @@ __version__ = "0.1.0"
 
 
 def _listed() -> dict[str, str]:
-    """Return the module of each name of the list above, which is read here as type checkers read it."""
+    """Return the module of each name of the list above, which is read here as type checkers read it.
+
+    Without those whose extension was taken out.
+    """
     source = ast.parse(inspect.getsource(sys.modules[__name__]))
     names = next(statement for statement in source.body if isinstance(statement, ast.If))
     imports = [line for line in names.body if isinstance(line, ast.ImportFrom)]
-    return {alias.name: str(line.module) for line in imports for alias in line.names}
+    found = {alias.name: str(line.module) for line in imports for alias in line.names}
+    root, of_extensions = Path(__file__).parents[1], {module for module in found.values() if module.startswith(FOLDER)}
+    gone = {module for module in of_extensions if not (root / f"{module.replace('.', '/')}.py").exists()}
+    return {name: module for name, module in found.items() if module not in gone}
 
 
 _DEFINED_IN = _listed()
@@ -142,8 +150,9 @@ def __dir__() -> list[str]:
 
 
 def _import_all() -> None:
-    for name in _DEFINED_IN:
-        getattr(sys.modules[__name__], name)
+    for name, module in _DEFINED_IN.items():
+        if imported(f"{module}:"):
+            getattr(sys.modules[__name__], name)
 
 
 tell_lightning(_import_all)

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch_geometric.data import Data
 
-import lightning_gnn_dist
 from lightning_gnn_dist import Graph, communities
 from lightning_gnn_dist.cli.main import main
-from tests.pages import ROOT, Block, blocks
+from tests.pages import ROOT, Block, blocks, public
 from tests.ranks import run_ranks
 from tests.sage import SAGE
 from tests.typed_sage import HeteroSAGE, typed_graph_of_papers
@@ -26,8 +25,7 @@ def after(diff: Block) -> str:
 
 
 def names(**more: Any) -> dict[str, Any]:
-    public = {name: getattr(lightning_gnn_dist, name) for name in vars(lightning_gnn_dist)["__all__"]}
-    return public | {"pl": pl, "torch": torch, "numpy": numpy, "data": as_pyg(), "model": SAGE(8, 4)} | more
+    return public() | {"pl": pl, "torch": torch, "numpy": numpy, "data": as_pyg(), "model": SAGE(8, 4)} | more
 
 
 def as_pyg(num_nodes: int = 300, num_classes: int = 4, num_features: int = 8) -> Data:

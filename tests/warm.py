@@ -88,8 +88,7 @@ def gather_into_large_pages() -> None:
                 libc().madvise(page, PAGE_BYTES, COLLAPSE)
 
 
-for name in lgd.__all__:  # type: ignore[attr-defined]
-    getattr(lgd, name)
+lgd._import_all()
 quieten()
 work = (compile_reader, write_code_of_layers, train_on_a_part, make_batches_of_all_kinds, *([fit] if TRAINS else []))
 with ThreadPoolExecutor(1) as thread:

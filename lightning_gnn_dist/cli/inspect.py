@@ -50,7 +50,7 @@ def _tell_of_shards(path: Path, *, asks: bool) -> None:
         raise ValueError(
             f"{path} holds shards: --check reads them; parts are those of the whole graph, before it is divided."
         )
-    bounds = extension("index of shards").read(path)
+    bounds = extension("index of shards").Bounds.read(path)
     sizes = bounds.nodes.diff()
     print(f"{path}: {bounds.num_shards} shards of {int(sizes.min()):,} to {int(sizes.max()):,} nodes.")
     tell_of(bounds)
@@ -58,11 +58,11 @@ def _tell_of_shards(path: Path, *, asks: bool) -> None:
 
 def _check(path: Path) -> None:
     """Read all files of a saved graph, or of all shards that are on this host."""
-    bounds = extension("index of shards").read(path) if holds_shards(path) else None
+    bounds = extension("index of shards").Bounds.read(path) if holds_shards(path) else None
     shares = [path / shard_name(index) for index in range(bounds.num_shards)] if bounds else []
     there = [index for index, folder in enumerate(shares) if folder.is_dir()]
     for index in there:
-        extension("shard").open(path, index)
+        extension("index of shards").Shard.open(path, index)
         _verify(shares[index])
     if bounds is None:
         _verify(path)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from lightning_gnn_dist.gone import way_out
+from lightning_gnn_dist.names import imported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,15 +32,15 @@ OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
     "predict": "write what a model says of every node",
     SERVE: "answer requests by HTTP with what a model says of nodes, also of new ones",
 }
-OF_EXTENSIONS = (  # each has add_to(commands)
-    "lightning_gnn_dist.extensions.shards.command",
-    "lightning_gnn_dist.extensions.larger_than_memory.command",
-    "lightning_gnn_dist.extensions.databases.command",
-    "lightning_gnn_dist.extensions.elastic.command",
+OF_EXTENSIONS = (  # called with commands
+    "lightning_gnn_dist.extensions.shards.command:add_to",
+    "lightning_gnn_dist.extensions.larger_than_memory.command:add_to",
+    "lightning_gnn_dist.extensions.databases.command:add_to",
+    "lightning_gnn_dist.extensions.elastic.command:add_to",
 )
 OF_PREDICT = (  # each has add_options(parser) and predict(trainer, options, model, datamodule), True if it does so
-    "lightning_gnn_dist.extensions.links.command",
-    "lightning_gnn_dist.extensions.passes.command",
+    "lightning_gnn_dist.extensions.links.command:",
+    "lightning_gnn_dist.extensions.passes.command:",
 )
 HOW = "how (default: auto, metis or, for graphs too large for it, or without it, kaminpar, or streaming)"
 OF_CLUSTERS = ("supernodes", "kaminpar-supernodes", "streaming-supernodes")
@@ -77,8 +78,8 @@ def parser(command: str = "") -> argparse.ArgumentParser:
     of_core = {"demo": _add_demo, "prepare": _add_prepare, "inspect": _add_inspect}
     for add in of_core.values():
         add(commands)
-    for module in OF_EXTENSIONS if command not in of_core else ():
-        import_module(module).add_to(commands)
+    for add in filter(None, map(imported, OF_EXTENSIONS if command not in of_core else ())):
+        add(commands)
     for name, purpose in OF_LIGHTNING.items():
         commands.add_parser(name, help=purpose, add_help=False)
     return whole

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import cast
 
@@ -21,11 +20,11 @@ from lightning_gnn_dist.cli.options import check_free
 from lightning_gnn_dist.engine.compiling import is_kept_of
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.prepare.arrays import SPLITS
 from lightning_gnn_dist.prepare.journal import Prepared
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Choice, Portion, Preparation, as_files
 
-ONE_SHARD = "lightning_gnn_dist.extensions.shards.one_shard"
 SENDERS_AT_ONCE = 1 << 22
 BATCH = 1024  # seeds of a first batch, so that the loops for large batches are compiled, too
 
@@ -114,7 +113,7 @@ def _shard(options: argparse.Namespace) -> Portion | None:
     if _is_of_torchrun():
         index, num_shards = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if index is not None:
-        return cast(Portion, import_module(ONE_SHARD).OneShard(index, num_shards, options.assignment))
+        return cast(Portion, extension("one shard")(index, num_shards, options.assignment))
     if options.assignment:
         raise ValueError("--assignment says whose nodes a shard has: add --shard and --num-shards.")
     return None

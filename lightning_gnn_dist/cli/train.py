@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import is_dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,7 +39,7 @@ from lightning_gnn_dist.cli.options import OF_PREDICT, PROGRAM, PURPOSE, SERVE, 
 from lightning_gnn_dist.data.datamodule import GraphDataModule, PartitionedDataModule, what_is_judged
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids
-from lightning_gnn_dist.names import extension
+from lightning_gnn_dist.names import extension, imported
 from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM
 
 FIT, OF_WEIGHTS = "fit", ("validate", "test", "predict")
@@ -226,7 +225,7 @@ class TrainCLI(LightningCLI):
 
 
 def _ways_to_predict() -> list[Any]:
-    return [import_module(name) for name in OF_PREDICT]
+    return [*filter(None, map(imported, OF_PREDICT))]
 
 
 def _only(datamodule: Any, options: Any) -> Any:
@@ -241,7 +240,7 @@ def nodes_asked(datamodule: GraphDataModule, options: Any) -> list[int] | Tensor
     graph, split = what_is_judged(datamodule), getattr(datamodule, "split", None)
     if not options.by_user_id:
         return nodes_named(options.nodes)
-    holder = graph if isinstance(graph, Graph) else extension("index of shards").read(graph)
+    holder = graph if isinstance(graph, Graph) else extension("index of shards").Bounds.read(graph)
     links, path = (split, holder.path) if isinstance(holder, Graph) else (holder.links, None)
     node_type = holder.types.seed_type() if links is None or links.edge_type is None else links.edge_type[0]
     folder = options.ids_of or path

@@ -126,7 +126,7 @@ class Graph:
         """
         check_true_or_false(check_features=check_features, float_labels=float_labels, edge_ids=edge_ids)
         flags = {"check_features": check_features, "float_labels": float_labels, "edge_ids": edge_ids}
-        found: Graph = extension("PyG's graph")(data, time=time, **flags)
+        found: Graph = extension("graph of PyG").graph_of(data, time=time, **flags)
         return found
 
     @classmethod
@@ -154,7 +154,7 @@ class Graph:
         Edges come in the order of the graph: by receiver, then by time in a typed graph that has one, then by sender.
         """
         self.check_whole()
-        found: Data | HeteroData = extension("graph for PyG")(self)
+        found: Data | HeteroData = extension("graph of PyG").to_pyg(self)
         return found
 
     @classmethod
@@ -166,7 +166,7 @@ class Graph:
         Args:
             path: The directory that :meth:`save` wrote. Its files must not change while they are mapped.
         """
-        found: Graph = extension("saved graph")(check_path("path", path))
+        found: Graph = extension("saved graph").open_graph(check_path("path", path))
         return found
 
     def save(
@@ -178,7 +178,7 @@ class Graph:
         """
         path = check_folder("path", path)
         check_true_or_false(overwrite=overwrite)
-        extension("saving a graph")(self, path, beside, overwrite=overwrite)
+        extension("saved graph").save_graph(self, path, beside, overwrite=overwrite)
 
     @property
     def num_nodes(self) -> int:
@@ -291,7 +291,7 @@ class Graph:
         # A memory map travels between processes as its path, never as its bytes.
         if self.path is not None:
             others = None if self.num_senders == self.num_nodes else self.num_senders
-            return extension("saved graph"), (self.path, others, self.types.seeds)
+            return extension("saved graph").open_graph, (self.path, others, self.types.seeds)
         return _built, (self.indptr, self.indices, self.types, self.__dict__.get("node_arrays"))
 
 

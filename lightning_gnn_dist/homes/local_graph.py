@@ -257,7 +257,7 @@ class LocalGraph(GraphAccess):
         if self.running.num_ranks == 1 or self.every() is not None:
             return None
         uncovered, seeds = self.parts.uncovered
-        judge = extension("advice on averaging")
+        judge = extension("report of a partition").against_averaging
         parts = self.plan.by_rank()
         reason: str | None = judge(self.graph, parts.assignment, parts.num_parts, uncovered / max(seeds, 1))
         return reason

@@ -77,8 +77,8 @@ class Partition:
             )
         graph.check_whole()
         self._check_range()
-        found: PartitionReport = extension("report of a partition").of(graph, self.assignment, self.num_parts)
-        return found
+        kind: type[PartitionReport] = extension("report of a partition").PartitionReport
+        return kind.of(graph, self.assignment, self.num_parts)
 
 
 class Partitioner(Protocol):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -19,6 +18,7 @@ from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile, save
 from lightning_gnn_dist.graph.storage.store import check_unchanged
 from lightning_gnn_dist.graph.typed.types import EDGE, NODE, EdgeType, check_names, within
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.prepare import reading
 from lightning_gnn_dist.prepare.arrays import (
     ALIASES,
@@ -40,10 +40,7 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.graph.typed.tables import Tables
 
 PYG = {".pt", ".pth"}
-DATABASES = {  # who reads a folder with such a file
-    "manifest.yaml": "lightning_gnn_dist.extensions.databases.database",
-    "database.yaml": "lightning_gnn_dist.extensions.databases.database",
-}
+OF_DATABASES = "manifest.yaml", "database.yaml"
 
 
 BothEnds = tuple[str | None, str | None]  # the columns of the two ends of edges; None is the row itself
@@ -332,9 +329,9 @@ def plan_of(source: Path, nodes: Path | None, names: Iterable[str], time: str | 
     """
     reading.check_there(source)
     found = Found(drop := Drop(names))
-    for reader in (reader for name, reader in DATABASES.items() if (source / name).is_file()):
-        plan: Plan = import_module(reader).plan_of_database(source, drop)
-        return plan
+    if any((source / name).is_file() for name in OF_DATABASES):
+        of_database: Plan = extension("folder of a database")(source, drop)
+        return of_database
     if source.suffix in PYG and not source.is_dir():
         layout = _add_pyg(found, source, nodes)
     elif all((source / name).is_dir() for name in ("nodes", "edges")) and not (source / "meta.json").exists():

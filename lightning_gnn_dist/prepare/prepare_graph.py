@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, partial
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
@@ -38,6 +37,7 @@ from lightning_gnn_dist.graph.storage.files import flush, remove_whole
 from lightning_gnn_dist.graph.storage.npy import FULL, checksum_of
 from lightning_gnn_dist.graph.typed.types import EdgeType, within
 from lightning_gnn_dist.graph.user_ids import keep_ids
+from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.prepare.edges import EdgeSorting, MemoryTooSmall, OnProgress
 from lightning_gnn_dist.prepare.engine import duckdb_for, literal
 from lightning_gnn_dist.prepare.journal import Journal, Prepared, describe, journal_of
@@ -67,7 +67,6 @@ KINDS = ("category", "number", "time", "text")  # of features
 VERSION = 8  # of unfinished work: raise it when a new release cannot go on with it
 OnColumns: TypeAlias = Callable[[Sequence[tuple[str, str, str]]], None]  # a table, a column, and what it becomes
 DEFAULT_MEMORY = 2_000_000_000
-CONNECTIONS = "lightning_gnn_dist.extensions.databases.connection"  # reads what such a name stands for
 IS_CONNECTION = "://"
 LEAST_ROOM = 1 << 28  # bytes for the work, however much the process holds
 
@@ -510,7 +509,7 @@ def as_files(
                     "and of a database prepare all, and divide it (lightning-gnn-dist divide)."
                 )
             if is_connection:
-                connections = import_module(CONNECTIONS)
+                connections = extension("connection of a database")
                 words[folder / name] = "the database"  # until its tables are known
                 found[name] = connections.as_folder(each, folder / name, of_tasks, on_progress)
                 words |= connections.words_of(found[name], of_tasks)

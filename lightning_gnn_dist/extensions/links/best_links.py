@@ -164,7 +164,7 @@ def _links_of(split: LinkSplit | str | Path, leave_out: Sequence[LeftOut]) -> Li
         checks.check_choice("leave_out", name, LeftOut)
     check_instance("split", split, LinkSplit | str | Path, "split_edges(graph), or the path of a saved split or shards")
     if isinstance(split, str | Path) and holds_shards(path := checks.check_path("split", split)):
-        bounds = extension("index of shards").read(path)
+        bounds = extension("index of shards").Bounds.read(path)
         if bounds.links is None:
             raise ValueError(f"split: {path} holds shards of a graph whose edges are not split: divide a split.")
         if held := [name for name in leave_out if name in ("val", "test")]:

@@ -122,7 +122,7 @@ def predict_once(trainer: Trainer, model: LightningModule, step: Callable[[Tenso
 def _graph_or_shards(given: Graph | str | Path, seed_type: str | None) -> Graph | Path:
     """Return the graph, or the folder of its shards; refuse a type that it does not have."""
     if isinstance(given, str | Path) and holds_shards(path := check_path("graph", given)):
-        _check_type(extension("index of shards").read(path).types, seed_type)
+        _check_type(extension("index of shards").Bounds.read(path).types, seed_type)
         return path
     check_instance("graph", given, Graph | str | Path, "a Graph, or the path of a saved one or of shards")
     graph = given if isinstance(given, Graph) else Graph.open(given)
