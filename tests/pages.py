@@ -15,14 +15,11 @@ from tests.python_server import fast_python
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-# Those that an extension that is not there had for itself: the first link of its row, to a whole page.
-GONE_PAGES = {
-    ROOT / "docs" / page
-    for name, page in re.findall(
-        r"^\| `(\w+)` \| \[[^]]*\]\(([\w-]+\.md)\)", (ROOT / "docs" / "architecture.md").read_text(), re.MULTILINE
-    )
-    if name in MISSING
-}
+# The first link of an extension's row, where that is a whole page: it is deleted with the folder.
+OWN_PAGES: dict[str, str] = dict(
+    re.findall(r"(?m)^\| `(\w+)` \| \[[^]]*\]\(([\w-]+\.md)\)", (ROOT / "docs" / "architecture.md").read_text())
+)
+GONE_PAGES = {ROOT / "docs" / page for name, page in OWN_PAGES.items() if name in MISSING}
 TUTORIALS = sorted((ROOT / "docs").glob("*.ipynb"))
 _FENCE = re.compile(r"^ *```(\w*)$")
 
