@@ -35,7 +35,7 @@ STEPS, ROUNDS, LR = 3, 4, 0.1
 STRATEGIES: dict[str, Callable[[], Any]] = every_strategy(STEPS) | {
     "llcg": lambda: lgd.LLCGStrategy(
         lgd.EverySteps(STEPS), correction=None, drift=None, outer=None, weights="uniform", **PATIENCE
-    ),
+    )
 }
 # How far from the loop by hand a weight may be: real kernels sum in any order, and a lower precision rounds coarser.
 PRECISIONS = {"32-true": 1e-5, "bf16-mixed": 1e-2, "16-mixed": 2e-3}

@@ -15,12 +15,7 @@ from lightning_gnn_dist.batches.source import GraphSource
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.larger_than_memory.files import FileSource
 from lightning_gnn_dist.extensions.larger_than_memory.memory import BESIDE, Needs
-from lightning_gnn_dist.extensions.larger_than_memory.placement import (
-    MemoryPlan,
-    Sizes,
-    expected_reads,
-    most_read,
-)
+from lightning_gnn_dist.extensions.larger_than_memory.placement import MemoryPlan, Sizes, expected_reads, most_read
 from lightning_gnn_dist.graph.graph import bytes_of_part
 from lightning_gnn_dist.homes import run as run_module
 from tests.data_fitting import trainer

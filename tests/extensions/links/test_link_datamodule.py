@@ -16,12 +16,7 @@ from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.boundary.boundary import Boundary
 from lightning_gnn_dist.engine.rng import key
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.extensions.links.link_sampler import (
-    LinkSampler,
-    OwnLinks,
-    edges_at,
-    positions_of_links,
-)
+from lightning_gnn_dist.extensions.links.link_sampler import LinkSampler, OwnLinks, edges_at, positions_of_links
 from lightning_gnn_dist.extensions.links.negatives import Candidates, draw_receivers, has_edges
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.rounds.correction_gradients import average_gradient_, mean_gradient

@@ -338,21 +338,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("without types", {"boundary": lgd.Fetch(), "sampler": lgd.WholePartSampler(2)}, "got WholePartSampler"),
     ("without types", {"loading": lgd.Loading(sample_on="auto")}, 'sample_on must be "cpu" for shards'),
     ("without types", {"boundary": lgd.Auto(5)}, r"boundary must be Isolated\(\).* for shards, got Auto\(bytes=5"),
-    (
-        "without types",
-        {"boundary": Another()},
-        r"Halo\(\), Exchange\(\) or Fetch\(\) .*, got Another\(\)",
-    ),
+    ("without types", {"boundary": Another()}, r"Halo\(\), Exchange\(\) or Fetch\(\) .*, got Another\(\)"),
     ("without types", {"task": "paper"}, r"task \('paper'\) is for a graph with types"),
     ("types", {"boundary": lgd.Fetch(), "sampler": lgd.ShadowSampler([4, 4], num_hops=2)}, f"{BOTH}, got Shadow"),
     ("types", {"global_batching": lgd.GlobalBatching(sampler=lgd.LadiesSampler([9, 9]))}, f"{BOTH}, got Ladies"),
     ("types", {"boundary": lgd.Exchange()}, r"it takes sampler=WholePartSampler\(num_hops\)"),
     ("types", {"sampler": lgd.NeighborSampler({("a", "to", "b"): [3, 3]})}, r"the edge type \('a', 'to', 'b'\), and"),
-    (
-        "types",
-        {"sampler": lgd.NeighborSampler([4, 3], weight="edge_weight")},
-        "draws from graphs without types",
-    ),
+    ("types", {"sampler": lgd.NeighborSampler([4, 3], weight="edge_weight")}, "draws from graphs without types"),
     ("types", {"task": "papers"}, r"task must be one of \['paper', 'author', 'venue', 'word'\], got 'papers'"),
 ]
 

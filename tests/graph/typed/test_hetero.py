@@ -101,21 +101,9 @@ BAD: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "no such time": (small, {"time": "when"}, "time names the array 'when', and no node type and no edge type has it"),
     "time is no name": (small, {"time": 3}, "time must be a name such as 'time', got 3"),
     "regression of classes": (small, {"float_labels": True}, "no node type has a y of fractions"),
-    "times in words": (
-        changed(paper__time=["monday"] * 12),
-        IN_TIME,
-        r"\['paper'\]\.time must be a tensor .*'monday'",
-    ),
-    "words nobody named": (
-        changed(cites__time=["2099"] * 40),
-        {},
-        "paper'.*time must .*2099.*Turn .* or remove it",
-    ),
-    "times as dates": (
-        changed(paper__time=DATES),
-        IN_TIME,
-        r"a numpy array of datetime64\[s\] .*astype\('int64'\)",
-    ),
+    "times in words": (changed(paper__time=["monday"] * 12), IN_TIME, r"\['paper'\]\.time must be a tensor .*'monday'"),
+    "words nobody named": (changed(cites__time=["2099"] * 40), {}, "paper'.*time must .*2099.*Turn .* or remove it"),
+    "times as dates": (changed(paper__time=DATES), IN_TIME, r"a numpy array of datetime64\[s\] .*astype\('int64'\)"),
     "time of a Data": (lambda: Data(edge_index=PAIR, num_nodes=2), {"time": "t"}, "leave it out for a Data"),
 }
 
