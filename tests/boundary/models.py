@@ -1,10 +1,8 @@
 """Models defined by their layers, and what one process learns with them on a whole graph, by hand."""
 
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,38 +10,11 @@ from torch_geometric.data import Data
 from torch_geometric.nn import GATConv, GCNConv, GINConv, SAGEConv
 from torch_geometric.transforms import GCNNorm
 
-from lightning_gnn_dist import through_layers
 from tests.extensions import brought
-from tests.layers.models import NUM_CLASSES, NUM_FEATURES, uneven_data
+from tests.layers.models import NUM_CLASSES, NUM_FEATURES, Stacked, uneven_data
 
 
-class Model(pl.LightningModule):
-    """Some layers of one kind: ``convs`` takes two widths."""
-
-    def __init__(self, kind: Any, num_layers: int) -> None:
-        super().__init__()
-        widths = [NUM_FEATURES, *[5] * (num_layers - 1), NUM_CLASSES]
-        self.convs = nn.ModuleList(kind(a, b) for a, b in itertools.pairwise(widths))
-
-    def layers(self) -> Any:
-        return [lambda batch, conv=conv: self._layer(conv, batch) for conv in self.convs]
-
-    def _layer(self, conv: Any, batch: Any) -> Tensor:
-        (block,) = batch.blocks
-        return self._between(conv, conv((batch.x, batch.x[: block.num_dst]), block.adj))
-
-    def _between(self, conv: Any, x: Tensor) -> Tensor:
-        return x if conv is self.convs[-1] else x.tanh()
-
-    def whole(self, data: Data) -> Tensor:
-        x = data.x
-        for conv in self.convs:
-            x = self._between(conv, conv(x, data.edge_index))
-        return x
-
-    def forward(self, batch: Any) -> Tensor:
-        return through_layers(self, batch)
-
+class Model(Stacked):
     def training_step(self, batch: Any) -> Tensor:
         return functional.cross_entropy(self(batch), batch.y[: batch.batch_size])
 
@@ -64,10 +35,9 @@ class Weighted(Model):
         rows = conv(batch.x, batch.edge_index, batch.edge_weight)[: batch.batch_size]
         return self._between(conv, rows)
 
-    def whole(self, data: Data) -> Tensor:
-        x = data.x
+    def whole(self, x: Tensor, edges: Tensor, weights: Tensor | None = None) -> Tensor:
         for conv in self.convs:
-            x = self._between(conv, conv(x, data.edge_index, data.edge_weight))
+            x = self._between(conv, conv(x, edges, weights))
         return x
 
 
@@ -104,10 +74,10 @@ class Jumping(Model):
         rows = torch.cat([before, rows], 1)
         return self.lin(torch.cat([batch.x0[: block.num_dst], rows], 1)) if conv is self.convs[-1] else rows
 
-    def whole(self, data: Data) -> Tensor:
-        x, kept = data.x, [data.x]
+    def whole(self, x: Tensor, edges: Tensor, weights: Tensor | None = None) -> Tensor:
+        kept = [x]
         for conv in self.convs:
-            x = self._between(conv, conv(x, data.edge_index))
+            x = self._between(conv, conv(x, edges))
             kept.append(x)
         rows: Tensor = self.lin(torch.cat(kept, 1))
         return rows
@@ -154,7 +124,8 @@ def learned_by_hand(name: str, num_layers: int, data: Data, steps: int) -> Weigh
     optimizer = module.configure_optimizers()
     for _ in range(steps):
         optimizer.zero_grad()
-        functional.cross_entropy(module.whole(data)[seeds], data.y[seeds]).backward()
+        rows = module.whole(data.x, data.edge_index, data.edge_weight)
+        functional.cross_entropy(rows[seeds], data.y[seeds]).backward()
         optimizer.step()
     return weights_of(module)
 

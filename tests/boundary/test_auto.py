@@ -410,7 +410,8 @@ def learned_by_hand(of_ranks: list[list[Tensor]]) -> Weights:
     for step in range(ROUNDS * STEPS):
         for replica, optimizer, seeds in zip(replicas, optimizers, of_ranks, strict=True):
             optimizer.zero_grad()
-            functional.cross_entropy(replica.whole(data)[seeds[step]], data.y[seeds[step]]).backward()
+            rows = replica.whole(data.x, data.edge_index)
+            functional.cross_entropy(rows[seeds[step]], data.y[seeds[step]]).backward()
             optimizer.step()
         if step % STEPS == STEPS - 1:
             with torch.no_grad():

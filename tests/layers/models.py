@@ -45,26 +45,40 @@ class Layered(Judged):
         return through_layers(self, batch)
 
 
-class Sage(Layered):
-    def __init__(self, num_layers: int) -> None:
+class Stacked(pl.LightningModule):
+    """Some layers of one kind: ``convs`` takes two widths. On a batch layer by layer; on a whole graph by hand."""
+
+    def __init__(self, kind: Any, num_layers: int) -> None:
         super().__init__()
         widths = [NUM_FEATURES, *[5] * (num_layers - 1), NUM_CLASSES]
-        self.convs = nn.ModuleList(SAGEConv(a, b) for a, b in itertools.pairwise(widths))
-        self.norm = nn.BatchNorm1d(5)
+        self.convs = nn.ModuleList(kind(a, b) for a, b in itertools.pairwise(widths))
 
     def layers(self) -> Any:
-        def layer(conv: Any, batch: Any) -> Tensor:
-            (block,) = batch.blocks
-            x = conv((batch.x, batch.x[: block.num_dst]), block.adj)
-            return x if conv is self.convs[-1] else self.norm(x).relu()
+        return [lambda batch, conv=conv: self._layer(conv, batch) for conv in self.convs]
 
-        return [lambda batch, conv=conv: layer(conv, batch) for conv in self.convs]
+    def _layer(self, conv: Any, batch: Any) -> Tensor:
+        (block,) = batch.blocks
+        return self._between(conv, conv((batch.x, batch.x[: block.num_dst]), block.adj))
 
-    def whole(self, x: Tensor, edges: Tensor) -> Tensor:
+    def _between(self, conv: Any, x: Tensor) -> Tensor:
+        return x if conv is self.convs[-1] else x.tanh()
+
+    def whole(self, x: Tensor, edges: Tensor, weights: Tensor | None = None) -> Tensor:
         for conv in self.convs:
-            x = conv(x, edges)
-            x = x if conv is self.convs[-1] else self.norm(x).relu()
+            x = self._between(conv, conv(x, edges))
         return x
+
+    def forward(self, batch: Any) -> Tensor:
+        return through_layers(self, batch)
+
+
+class Sage(Stacked, Judged):
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(SAGEConv, num_layers)
+        self.norm = nn.BatchNorm1d(5)
+
+    def _between(self, conv: Any, x: Tensor) -> Tensor:
+        return x if conv is self.convs[-1] else self.norm(x).relu()
 
 
 class Appnp(Layered):
@@ -93,19 +107,14 @@ class Appnp(Layered):
         return x
 
 
-class Attention(Layered):
+class Attention(Stacked, Judged):
+    """Its layers return rows of all nodes of a batch."""
+
     def __init__(self, num_layers: int) -> None:
-        super().__init__()
-        widths = [NUM_FEATURES, *[4] * (num_layers - 1), NUM_CLASSES]
-        self.convs = nn.ModuleList(GATConv(a, b) for a, b in itertools.pairwise(widths))
+        super().__init__(GATConv, num_layers)
 
-    def layers(self) -> Any:
-        return [lambda batch, conv=conv: conv(batch.x, batch.edge_index).tanh() for conv in self.convs]
-
-    def whole(self, x: Tensor, edges: Tensor) -> Tensor:
-        for conv in self.convs:
-            x = conv(x, edges).tanh()
-        return x
+    def _layer(self, conv: Any, batch: Any) -> Tensor:
+        return self._between(conv, conv(batch.x, batch.edge_index))
 
 
 class NormOfAll(Sage):

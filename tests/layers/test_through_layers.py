@@ -18,6 +18,7 @@ from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.boundary.models import Model
 from tests.boundary.models import model as of_blocks
+from tests.layers.models import Stacked
 from tests.layers.models import model as of_rows
 from tests.samplers import of_extensions
 
@@ -48,29 +49,13 @@ def batch_of(sampler: Sampler, graph: lgd.Graph = GRAPH) -> SampledData:
     return assemble(graph, sampler.sample_bulk(graph, [SEEDS], [BatchKey(0, 0, 0)])[0])
 
 
-class ByLayers(torch.nn.Module):
-    """Two layers on blocks, and the forward by hand that they replace."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convs = torch.nn.ModuleList([SAGEConv(6, 8), SAGEConv(8, 3)]).double()
-
-    def layers(self) -> Sequence[Callable[[Any], Tensor]]:
-        first, last = self.convs
-        return [lambda batch: self.layer(first, batch).relu(), lambda batch: self.layer(last, batch)]
-
-    def layer(self, conv: Any, batch: Any) -> Tensor:
-        (block,) = batch.blocks
-        return conv((batch.x, batch.x[: batch.batch_size]), block.adj)
-
-    def forward(self, batch: Data) -> Tensor:
-        return lgd.through_layers(self, batch)
+class ByHand(Stacked):
+    """With the forward on blocks that its layers replace."""
 
     def by_hand(self, batch: Any) -> Tensor:
         x = batch.x
         for conv, block in zip(self.convs, batch.blocks, strict=True):
-            x = conv((x, x[: block.num_dst]), block.adj)
-            x = x if conv is self.convs[-1] else x.relu()
+            x = self._between(conv, conv((x, x[: block.num_dst]), block.adj))
         return x
 
 
@@ -81,16 +66,10 @@ MADE: dict[str, Callable[[], Any]] = {
 }
 
 
-def whole(model: Any, data: Any) -> Tensor:
-    """A forward of all edges by hand."""
-    rows: Tensor = model.whole(data) if isinstance(model, Model) else model.whole(data.x, data.edge_index)
-    return rows
-
-
 @pytest.mark.parametrize("sampler", EVERY_KIND, ids=lambda sampler: type(sampler).__name__)
 def test_it_equals_a_forward_by_hand_bit_for_bit(sampler: Sampler) -> None:
     torch.manual_seed(0)
-    model, batch = ByLayers(), batch_of(sampler)
+    model, batch = ByHand(SAGEConv, 2).double(), batch_of(sampler)
     rows, expected = model(batch), model.by_hand(batch)
     assert rows.shape == (len(SEEDS), 3) and rows.equal(expected)
     grads = [torch.autograd.grad(out.square().sum(), list(model.parameters())) for out in (rows, expected)]
@@ -101,7 +80,7 @@ def test_it_equals_a_forward_by_hand_bit_for_bit(sampler: Sampler) -> None:
 @pytest.mark.parametrize("name", MADE)
 def test_full_neighbourhoods_give_what_the_whole_graph_gives(name: str) -> None:
     model = MADE[name]().eval()
-    expected = whole(model, DATA)
+    expected = model.whole(DATA.x, DATA.edge_index)
     for sampler in (lgd.NeighborSampler([-1, -1]), lgd.WholePartSampler(num_hops=2)):
         batch = batch_of(sampler)
         torch.testing.assert_close(lgd.through_layers(model, batch), expected[batch.n_id[:6]], atol=1e-12, rtol=0)
@@ -115,7 +94,8 @@ def test_a_batch_of_pyg_is_computed_on_all_its_nodes() -> None:
     replaced = batch_of(lgd.NeighborSampler([3, 3]))
     replaced.edge_index = replaced.edge_index[:, ::2]
     for batch in (as_of_pyg, replaced):
-        torch.testing.assert_close(lgd.through_layers(model, batch), whole(model, batch)[:6], atol=1e-12, rtol=0)
+        expected = model.whole(batch.x, batch.edge_index)[:6]
+        torch.testing.assert_close(lgd.through_layers(model, batch), expected, atol=1e-12, rtol=0)
 
 
 def test_a_batch_of_one_hop_has_the_first_rows_of_every_array() -> None:
@@ -144,7 +124,7 @@ def test_arrays_of_edges_are_told_from_those_of_nodes_where_there_are_as_many() 
     assert view.w.shape == (1,) and view.x.shape == (2, 4)
 
 
-class Wrong(ByLayers):
+class Wrong(Stacked):
     def layers(self) -> Sequence[Callable[[Any], Tensor]]:
         return [super().layers()[0], lambda batch: batch.x[:2]]
 
@@ -160,12 +140,12 @@ class Normalises(torch.nn.Module):
 
 def test_what_cannot_be_computed_is_refused() -> None:
     with pytest.raises(ValueError, match=r"layers\(\) returns 2 layers, but the batch .* blocks for 3\. Give .*\* 2\)"):
-        ByLayers()(batch_of(lgd.NeighborSampler([2, 2, 2])))
+        Stacked(SAGEConv, 2).double()(batch_of(lgd.NeighborSampler([2, 2, 2])))
     with pytest.raises(TypeError, match=r"Layer 1 of layers\(\) returned a tensor of .* a batch of 6 nodes: it must"):
-        Wrong()(batch_of(lgd.NeighborSampler([2, 2])))
+        Wrong(SAGEConv, 2).double()(batch_of(lgd.NeighborSampler([2, 2])))
     with pytest.raises(TypeError, match=r"module must have a method layers\(\), got .*\. Define it"):
         lgd.through_layers(torch.nn.Linear(1, 1), DATA)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"module: GCNConv normalises by the degrees in its batch.*GCNNorm"):
         lgd.through_layers(Normalises(), batch_of(lgd.NeighborSampler([2])))
     with pytest.raises(TypeError, match="batch must be a batch of a loader"):
-        lgd.through_layers(ByLayers(), DATA.x)  # type: ignore[arg-type]
+        lgd.through_layers(Stacked(SAGEConv, 2), DATA.x)  # type: ignore[arg-type]

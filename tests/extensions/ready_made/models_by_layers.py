@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from torch_geometric.data import Data
 from torch_geometric.nn import GCN, GraphSAGE, SAGEConv
 
 from lightning_gnn_dist import layers_of
@@ -25,8 +24,8 @@ class Ready(Model):
     def layers(self) -> Any:
         return layers_of(self.gnn)
 
-    def whole(self, data: Data) -> Tensor:
-        rows: Tensor = self.gnn(data.x, data.edge_index)
+    def whole(self, x: Tensor, edges: Tensor, weights: Tensor | None = None) -> Tensor:
+        rows: Tensor = self.gnn(x, edges)
         return rows
 
 
