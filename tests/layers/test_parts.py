@@ -1,5 +1,6 @@
 """The parts of an evaluation by layers, each against the plainest thing that does the same."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -83,8 +84,7 @@ def rows_of(layers: Any, seeds: Tensor, budget_bytes: int = 1 << 30) -> Tensor:
         return work.rows(layers).take([seeds])[0]
 
 
-@pytest.mark.parametrize("budget_bytes", [1, 30_000, 200_000, 1 << 30])
-def test_many_small_batches_make_the_rows_of_one(budget_bytes):
+def check_small_batches(rows_of: Callable[..., Tensor], budget_bytes: int) -> None:
     module, sizes = Sage(3).double(), []
     expected = whole_rows(module, DATA)
     layers = [lambda batch, layer=layer: sizes.append(batch.batch_size) or layer(batch) for layer in module.layers()]
@@ -92,6 +92,11 @@ def test_many_small_batches_make_the_rows_of_one(budget_bytes):
     assert torch.allclose(rows_of(layers, seeds, budget_bytes), expected[seeds], rtol=0, atol=1e-12)
     assert (len(sizes) == 3) == (budget_bytes == 1 << 30)
     assert (set(sizes) == {1}) == (budget_bytes == 1)
+
+
+@pytest.mark.parametrize("budget_bytes", [1, 30_000, 200_000, 1 << 30])
+def test_many_small_batches_make_the_rows_of_one(budget_bytes):
+    check_small_batches(rows_of, budget_bytes)
 
 
 def test_other_errors_of_a_layer_are_raised_at_once():

@@ -225,19 +225,10 @@ class ByNames(Judged):
         self(batch.x, batch.edge_index)
 
 
-class Inner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = paired().net
-
-    def forward(self, x: Tensor, edge_index: Tensor) -> Tensor:
-        return Paired.whole(self, x, edge_index)
-
-
 class WithoutForward(Judged):
     def __init__(self) -> None:
         super().__init__()
-        self.inner = Inner()
+        self.inner = ByNames()
 
     def test_step(self, batch: Any) -> None:
         self.inner(batch.x, batch.edge_index)

@@ -79,13 +79,19 @@ def on(device: str, graph: Graph) -> Graph:
     return checked_graph(graph.indptr.to(device), graph.indices.to(device), nodes, edges)
 
 
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-def test_batches_are_those_of_the_compiled_sampler(sampler):
+def test_batches_are_those_of_the_compiled_sampler(sampler, device):
     same = DeviceSampler(sampler)
     assert isinstance(same, Sampler)
     assert same.num_hops == sampler.num_hops
     for graph in GRAPHS:
-        check_same(sampler.sample_bulk(graph, *bulk(graph, 7)), same.sample_bulk(graph, *bulk(graph, 7)))
+        found = same.sample_bulk(on(device, graph), *bulk(graph, 7))
+        assert found[0].nodes.device.type == device
+        check_same(sampler.sample_bulk(graph, *bulk(graph, 7)), found)
 
 
 class Launches(TorchDispatchMode):
@@ -138,32 +144,13 @@ def assert_same_links(sampler: LinkSampler, home: Graph, graph: Graph) -> None:
         assert {array.device.type for array in other.extra.values()} == {graph.indices.device.type}
 
 
-LINKED = [NeighborSampler([4, 3]), NeighborSampler([-1, 2])]
-
-
-@pytest.mark.parametrize("nodes", LINKED, ids=repr)
-def test_links_are_those_of_the_compiled_sampler(nodes):
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("nodes", [NeighborSampler([4, 3]), NeighborSampler([-1, 2])], ids=repr)
+def test_links_are_those_of_the_compiled_sampler(nodes, device):
     for graph in GRAPHS:
         for sampler in links(graph, nodes):
             assert draws_anywhere(sampler)
-            assert_same_links(sampler, graph, on("cpu", graph))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("nodes", LINKED, ids=repr)
-def test_links_on_a_gpu_too(nodes):
-    for graph in GRAPHS:
-        for sampler in links(graph, nodes):
-            assert_same_links(sampler, graph, on("cuda", graph))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("sampler", SAMPLERS, ids=repr)
-def test_on_a_gpu_too(sampler):
-    for graph in GRAPHS:
-        found = DeviceSampler(sampler).sample_bulk(on("cuda", graph), *bulk(graph, 7))
-        assert found[0].nodes.is_cuda
-        check_same(sampler.sample_bulk(graph, *bulk(graph, 7)), found)
+            assert_same_links(sampler, graph, on(device, graph))
 
 
 @pytest.mark.gpu

@@ -64,15 +64,19 @@ def passes(source: BatchSource, num_threads: int) -> list[dict[str, Any]]:
     return [contents(batch) for batch in found]
 
 
-@pytest.mark.parametrize(("depth", "cache_bytes"), [(0, 0), (8, 0), (0, 1000), (1, 40_000), (8, 40_000), (1, 80_000)])
-def test_batches_are_those_of_the_graph(tmp_path: Path, cache_bytes: int, depth: int) -> None:
+AHEAD_OF = [(SAMPLER, *case) for case in ((0, 0), (8, 0), (0, 1000), (1, 40_000), (8, 40_000), (1, 80_000))]
+OTHERS = [NeighborSampler([-1, -1]), LadiesSampler([32, 32]), ClusterSampler(2)]
+
+
+@pytest.mark.parametrize(("sampler", "depth", "cache_bytes"), [*AHEAD_OF, *((other, 0, 10_000) for other in OTHERS)])
+def test_batches_are_those_of_the_graph(tmp_path: Path, sampler: Sampler, cache_bytes: int, depth: int) -> None:
     graph = saved(tmp_path)
     rows = DiskRows.of(graph, cache_bytes)
     assert rows is not None
-    source = FileSource(graph, rows, SAMPLER, Loading(ahead_bytes=AHEAD[depth]))
+    source = FileSource(graph, rows, sampler, Loading(ahead_bytes=AHEAD[depth]))
     found = passes(source, num_threads=2)
     rows.close()
-    check_same(found, passes(GraphSource(graph, SAMPLER, all_labels=False), 0))
+    check_same(found, passes(GraphSource(graph, sampler, all_labels=False), 0))
     assert 4 <= source.depth(2) <= 12 if depth == 8 else source.depth(2) == depth, source._bulk_bytes
     assert (rows.cache.hits > 0) == (cache_bytes > 0) and rows.fetched_bytes > 0
     assert rows.cache.num_bytes <= cache_bytes
@@ -98,16 +102,6 @@ def test_all_forms_of_features_are_read(
     source = FileSource(graph, rows, SAMPLER, Loading(all_labels=all_labels), widen=widen)
     expected = passes(GraphSource(graph, SAMPLER, widen=widen, all_labels=all_labels), 0)
     check_same(passes(source, 1), expected)
-    rows.close()
-
-
-@pytest.mark.parametrize("sampler", [NeighborSampler([-1, -1]), LadiesSampler([32, 32]), ClusterSampler(2)], ids=str)
-def test_samplers_draw_what_they_draw_in_ram(tmp_path: Path, sampler: Sampler) -> None:
-    graph = saved(tmp_path)
-    rows = DiskRows.of(graph, 10_000)
-    assert rows is not None
-    source = FileSource(graph, rows, sampler, Loading())
-    check_same(passes(source, 1), passes(GraphSource(graph, sampler, all_labels=False), 0))
     rows.close()
 
 

@@ -225,8 +225,11 @@ SAMPLERS: dict[str, Sampler] = {
 }
 
 
-@pytest.mark.parametrize("cache_bytes", [0, 3000, slow(40_000), slow(WIDE - 1)])
-@pytest.mark.parametrize("name", ["neighbors", "in time"])
+CASES = [case for name in ("neighbors", "in time") for case in ((name, 0), (name, 3000), slow(name, 40_000))]
+CASES += [slow("neighbors", WIDE - 1), ("of types", 9000), ("shadow", 9000), slow("all", 9000), slow("latest", 9000)]
+
+
+@pytest.mark.parametrize(("name", "cache_bytes"), CASES)
 def test_batches_are_those_of_the_graph(folder: Path, name: str, cache_bytes: int) -> None:
     graph, sampler = lgd.Graph.open(folder), SAMPLERS[name]
     rows = DiskRows.of(graph, cache_bytes)
@@ -237,17 +240,6 @@ def test_batches_are_those_of_the_graph(folder: Path, name: str, cache_bytes: in
     held = {kind: len(table.cache._ids) for kind, table in zip(COUNTS, rows.of_nodes, strict=True)}
     assert sum(held[kind] * OF_ROWS[kind] for kind in COUNTS) <= cache_bytes
     assert held["venue"] == rows.of_nodes[2].cache.asked == 0
-    rows.close()
-
-
-@pytest.mark.parametrize("name", ["of types", "shadow", slow("all"), slow("latest")])
-def test_samplers_draw_what_they_draw_in_ram(folder: Path, name: str) -> None:
-    graph, sampler = lgd.Graph.open(folder), SAMPLERS[name]
-    rows = DiskRows.of(graph, 9000)
-    assert rows is not None
-    source = FileSource(graph, rows, sampler, lgd.Loading())
-    expected = passes(GraphSource(of_widths(), sampler, all_labels=False), 0)
-    check_same(passes(source, 1), expected)
     rows.close()
 
 

@@ -1,5 +1,6 @@
 """What is under way to a device and back: in order, waited for only where it takes too many bytes."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lightning_gnn_dist.homes.settings import LEAST_BYTES
 from lightning_gnn_dist.layers.layer_pass import Work
 from lightning_gnn_dist.wire.channel import open_channel
 from tests.layers.models import Sage, graph_of, uneven_data, whole_rows
+from tests.layers.test_parts import check_small_batches
 
 CUDA = torch.device("cuda", 0)
 
@@ -65,13 +67,7 @@ def rows_of(layers: Any, seeds: Tensor, budget_bytes: int, folder: Path | None =
 
 @pytest.mark.parametrize("budget_bytes", [1, 3_000, 20_000, 1 << 30])
 def test_many_small_batches_make_the_rows_of_one(budget_bytes, tmp_path):
-    module, sizes = Sage(3).double(), []
-    expected = whole_rows(module, DATA)
-    layers = [lambda batch, layer=layer: sizes.append(batch.batch_size) or layer(batch) for layer in module.layers()]
-    seeds = DATA.test_mask.nonzero().view(-1)
-    assert torch.allclose(rows_of(layers, seeds, budget_bytes, tmp_path), expected[seeds], rtol=0, atol=1e-12)
-    assert (len(sizes) == 3) == (budget_bytes == 1 << 30)
-    assert (set(sizes) == {1}) == (budget_bytes == 1)
+    check_small_batches(partial(rows_of, folder=tmp_path), budget_bytes)
     assert list(tmp_path.rglob("*")) == []
 
 

@@ -59,7 +59,7 @@ class Batches(pl.LightningDataModule):
 
 
 def train(strategy: Any, module: Any, world_size: int, ckpt_path: str | None = None, rounds: int = ROUNDS) -> Any:
-    fitted = trainer(world_size, strategy, max_epochs=rounds)
+    fitted = trainer(world_size, strategy, max_epochs=rounds, use_distributed_sampler=False)
     fitted.fit(module, datamodule=Batches(), ckpt_path=ckpt_path)
     return fitted
 

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from lightning_gnn_dist import GrappaStrategy, LazyAdam, LocalSGDStrategy, OwnedEmbedding, Rounded
 from lightning_gnn_dist.extensions.tables.owned_embedding import initial_rows_
@@ -32,21 +33,12 @@ from tests.strategies.fitting import differs, fit
 BATCHES, EPOCHS = 4, 2
 
 
-class Loader:
+class Loader(DataLoader[Any]):
     """The batches of a rank."""
 
     def __init__(self, rank: int) -> None:
-        self._made = batches_of(rank, BATCHES)
-
-    @property
-    def num_seeds(self) -> int:
-        return sum(each.batch_size for each in self._made)
-
-    def __len__(self) -> int:
-        return len(self._made)
-
-    def __iter__(self) -> Any:
-        return iter(self._made)
+        super().__init__(batches_of(rank, BATCHES), batch_size=None)  # type: ignore[arg-type]
+        self.num_seeds = BATCHES * SIZES[rank]
 
 
 def grappa(rank: int, world_size: int, is_owned: bool, optimizer: str, options: dict[str, Any]) -> Made:
