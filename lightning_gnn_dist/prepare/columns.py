@@ -464,8 +464,7 @@ def _made(work: Work, table: Table, name: str, array: str, role: str, look: Any,
     """The arrays of a column that is no feature; what is wrong with it is added."""
     cells, word = table.cells(name), f"lower(coalesce({table.cells(name).word}, ''))"
     if role == "time":
-        empty = f"{cells.name} IS NULL OR ({cells.number} IS NOT NULL AND {cells.real} IS NULL)"
-        bad.append((name, empty, "and every row needs a time: remove the row, or give one."))
+        bad.append((name, cells.is_empty, "and every row needs a time: remove the row, or give one."))
         return [time_of(cells, name, array, look, bad)]
     if role == "split":
         known = ", ".join(map(literal, [*SPLIT_WORDS, *NO_SPLIT]))

@@ -112,6 +112,11 @@ class Cells:
         return f"CASE WHEN isfinite({self.number}) OR isinf({self.number}) THEN {self.number} END"
 
     @property
+    def is_empty(self) -> str:
+        """Whether there is no cell, or it is NaN."""
+        return f"{self.name} IS NULL OR ({self.number} IS NOT NULL AND {self.real} IS NULL)"
+
+    @property
     def is_fraction(self) -> str:
         """Whether a number is none of the whole ones that a DOUBLE holds to the bit."""
         return f"abs({self.real}) >= {1 << 53} OR ({self.real}) % 1.0::DOUBLE <> 0"
@@ -359,13 +364,15 @@ def _run(db: Any, statement: str, *given: object) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def told(path: Path) -> Iterator[None]:
-    """Turn DuckDB's errors about a file into one that says what to do."""
+    """Turn errors of DuckDB and pyarrow about a file into one that says what to do."""
     duckdb = duckdb_for()
+    from pyarrow import ArrowException
+
     try:
         yield
     except duckdb.OutOfMemoryException as error:
         raise MemoryError(f"{_first_line(error)}.") from error
-    except duckdb.Error as error:
+    except (duckdb.Error, ArrowException) as error:
         if "No space left" in str(error) or "File too large" in str(error):
             raise OSError(errno.ENOSPC, _first_line(error)) from error
         raise ValueError(f"{path} is no table, or is damaged ({_first_line(error)}). Write it again.") from error

@@ -39,7 +39,7 @@ from lightning_gnn_dist.graph.typed.types import EdgeType, within
 from lightning_gnn_dist.graph.user_ids import keep_ids
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.prepare.edges import EdgeSorting, MemoryTooSmall, OnProgress
-from lightning_gnn_dist.prepare.engine import duckdb_for, literal
+from lightning_gnn_dist.prepare.engine import duckdb_for, literal, told
 from lightning_gnn_dist.prepare.journal import Journal, Prepared, describe, journal_of
 from lightning_gnn_dist.prepare.nodes import (
     MAX_BYTES_AT_ONCE,
@@ -495,8 +495,8 @@ def as_files(
             if each is None and name == "nodes":
                 continue
             if hasattr(each, "__arrow_c_stream__"):
+                words[folder / f"{name}.parquet"] = f"the frame {name}"
                 found[name] = _of_frame(each, folder / f"{name}.parquet")
-                words[found[name]] = f"the frame {name}"
                 continue
             paths = [check_path(name, path) for path in (each if isinstance(each, list | tuple) else [each])]
             if isinstance(each, list | tuple) and not (paths and all(path.is_file() for path in paths)):
@@ -521,8 +521,10 @@ def as_files(
                 found[name] = paths[0]
         yield found
     except (ValueError, TypeError, OSError) as error:
-        for path, told in sorted(words.items(), key=lambda each: -len(str(each[0]))):  # folders behind what is in them
-            error.args = tuple(arg.replace(str(path), told) if isinstance(arg, str) else arg for arg in error.args)
+        for path, called in sorted(
+            words.items(), key=lambda each: -len(str(each[0]))
+        ):  # folders behind what is in them
+            error.args = tuple(arg.replace(str(path), called) if isinstance(arg, str) else arg for arg in error.args)
         if not isinstance(error, MemoryTooSmall | BlockingIOError) and getattr(error, "errno", None) not in FULL:
             remove_whole(folder)  # nobody goes on with what was refused
         raise
@@ -530,11 +532,16 @@ def as_files(
 
 
 def _of_frame(frame: Any, file: Path) -> Path:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with duckdb_for().connect() as db:
-        import pyarrow
+    duckdb = duckdb_for()
+    import pyarrow as pa
 
-        db.register("frame", pyarrow.RecordBatchReader.from_stream(frame))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with told(file), duckdb.connect() as db:
+        rows = pa.RecordBatchReader.from_stream(frame)
+        if any(map(pa.types.is_float16, rows.schema.types)):  # which DuckDB does not know
+            wide = [each.with_type(pa.float32()) if pa.types.is_float16(each.type) else each for each in rows.schema]
+            rows = rows.cast(pa.schema(wide))
+        db.register("frame", rows)
         db.execute(f"COPY (SELECT * FROM frame) TO {literal(file)} (FORMAT parquet)")
     os.utime(file, ns=(0, int(checksum_of(file)[:8], 16)))  # by which it is known
     return file

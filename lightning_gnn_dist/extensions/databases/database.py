@@ -52,6 +52,7 @@ def plan_of_database(folder: Path, drop: Drop) -> Plan:
     if not edges:
         raise ValueError(
             f"{manifest.path} names no foreign keys and there is no task, so no row has to do with another."
+            + "".join(f" {note}" for note in manifest.notes)
         )
     check_names(tuple(nodes), tuple(edges))
     time = TIME if any(table.time_col for table in all_tables) else None

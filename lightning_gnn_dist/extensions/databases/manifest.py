@@ -163,8 +163,9 @@ class Manifest:
         (path,) = layouts
         said = Words(str(path), parsed(path), OF_DATABASE if path.name == PLAIN else None)
         if not isinstance(listed := said.get("tables"), dict) or not listed:
+            left = " ".join(["", *said.get("notes", ())])
             raise ValueError(
-                f"{path} names no tables: list them under tables, as in tables: {{customer: {{pkey: id}}}}."
+                f"{path} names no tables: list them under tables, as in tables: {{customer: {{pkey: id}}}}.{left}"
             )
         tables = {str(name): _table(folder, path, str(name), spec or {}) for name, spec in listed.items()}
         for name, table in tables.items():

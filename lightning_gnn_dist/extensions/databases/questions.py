@@ -77,8 +77,8 @@ class Questions:
         """The SQL of the place of a question's split in ``SPLITS``; note questions about no row, or without a time."""
         spec, bounds = self.spec, self.manifest
         bad = [(spec.entity_col, f"{quoted(spec.entity_col)} IS NULL", "and a question is about a row.")]
-        if self.time is not None:
-            bad.append((str(spec.time_col), f"{self.time} = {NEVER}", "and a question has a time."))
+        if spec.time_col is not None:
+            bad.append((spec.time_col, self.table.cells(spec.time_col).is_empty, "and a question has a time."))
         self.work.refuse_cells(self.table, bad)
         if LABELS not in spec.files:
             return SPLIT

@@ -24,7 +24,7 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     # What the folder says of itself.
     ({D: "tables: ["}, "is no YAML"),
     ({D: "- customer"}, "must hold names with values"),
-    ({D: "val_timestamp: 2024-03-01"}, "names no tables"),
+    ({D: "val_timestamp: 2024-03-01\nnotes: [order has no rows.]"}, r"names no tables: .* order has no rows\."),
     (changed(D, "pkey: id", "pk: id"), "table 'customer' knows no 'pk': did you mean pkey"),
     (changed(D, "test_timestamp: 2024-04-01", "test_timestamp: 2024-02-01"), "test_timestamp must be later"),
     (changed(D, "val_timestamp: 2024-03-01", "val_timestamp: in March"), "val_timestamp must be a date"),
@@ -94,6 +94,7 @@ BAD: list[tuple[dict[str, str | None], str]] = [
         {L: FILES[L].replace(",1\n", ",yes\n").replace(",0\n", ",-1\n")},  # type: ignore[union-attr]
         "holds -1 among words",
     ),
+    (changed(L, "b7,2024-02-02", "b7,2024-02-45"), "'at' holds '2024-02-45' in row 2, and times are dates"),
     (changed(L, "b7,2024-02-02", "b7,"), "'at' is empty in row 2, and a question has a time"),
     (changed(L, "b7,2024-02-02", "q7,2024-02-02"), "'who' holds 'q7' in row 2, which no row of .*customer.csv has as"),
     (changed(L, "b7,2024-02-02", ",2024-02-02"), "'who' is empty in row 2, and a question is about a row"),

@@ -171,7 +171,7 @@ def test_what_two_looks_find_is_told_and_counted_once() -> None:
 
 def test_frames_are_read_as_files_are(tmp_path: Path) -> None:
     """All that tells its columns by Arrow's interface, as frames of pandas and Polars do; a kill costs nothing."""
-    csv = pytest.importorskip("pyarrow.csv")
+    pa, csv = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.csv")
     given = tables(tmp_path, NODES.replace("2024-01-05 12:00:00", "2024-01-07"), EDGES)
 
     class Frame:
@@ -189,9 +189,22 @@ def test_frames_are_read_as_files_are(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         prepare_graph(*frames, nodes=Frame(given["nodes"]), on_progress=killed)
     prepare_graph(*frames, nodes=Frame(given["nodes"]))
+    with pytest.raises(
+        ValueError, match=r"^the frame nodes is no table, or is damaged \(.*Decimal d:50.*Write it again"
+    ):
+        prepare_graph(frames[0], tmp_path / "other", nodes=pa.table({"id": pa.array([1], pa.decimal256(50))}))
+    halves = pa.table({"id": ["007", "1_000", "NaN", "NULL"], "f": pa.array(np.arange(4, dtype=np.float16))})
+    prepare_graph(frames[0], tmp_path / "halves", nodes=halves)
+    assert Graph.open(tmp_path / "halves").node_arrays["x"].tolist() == [[0], [1], [2], [3]]
     with pytest.raises(FileNotFoundError, match=r"nowhere\.csv does not exist"):
         prepare_graph(frames[0], tmp_path / "other", nodes=tmp_path / "nowhere.csv")
     prepare_graph(**given, out=tmp_path / "expected")
     found, expected = Graph.open(tmp_path / "graph"), Graph.open(tmp_path / "expected")
     assert found.fingerprint == expected.fingerprint and found.arrays.keys() == expected.arrays.keys()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["edges.csv", "expected", "graph", "nodes.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "edges.csv",
+        "expected",
+        "graph",
+        "halves",
+        "nodes.csv",
+    ]
