@@ -455,6 +455,11 @@ def columns_of(work: Work, table: Table, plan: TablePlan, whole: Plan) -> Column
             made.append(_label(work, table, name, named[name], looks[name], has_fractions=whole.float_labels))
         else:
             made += _made(work, table, name, named[name], role, looks[name], bad)
+    of_role = {role: name for name, role in roles.items()}
+    if {"y", "split"} <= of_role.keys() and not whole.float_labels:
+        label, split = (table.cells(of_role[role]) for role in ("y", "split"))
+        what = f"where {of_role['y']!r} is empty, and a node to train on has a label: fill it, or empty the split."
+        bad.append((of_role["split"], f"lower({split.word}) = 'train' AND {label.name} IS NULL", what))
     work.refuse_cells(table, bad)
     features = [Feature(name, table.cells(name), array, asked=whole.kinds.get(name)) for name, array in arrays.items()]
     return Columns(work, table, made, features)

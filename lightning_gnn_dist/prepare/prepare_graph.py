@@ -489,13 +489,13 @@ def as_files(
     of_tasks = None if tasks is None else check_path("tasks", tasks)
     if of_tasks is not None and IS_CONNECTION not in str(given["source"]):
         raise ValueError("tasks are given (--task) for a database that is named by a connection: leave them out.")
-    folder, found, words = out.absolute().parent / f".{out.name}.given", {}, dict[Path, str]()
+    folder, found = out.absolute().parent / f".{out.name}.given", dict[str, Path]()
+    words = {folder / f"{name}.parquet": f"the frame {name}" for name in given}
     try:
         for name, each in given.items():
             if each is None and name == "nodes":
                 continue
             if hasattr(each, "__arrow_c_stream__"):
-                words[folder / f"{name}.parquet"] = f"the frame {name}"
                 found[name] = _of_frame(each, folder / f"{name}.parquet")
                 continue
             paths = [check_path(name, path) for path in (each if isinstance(each, list | tuple) else [each])]
@@ -515,16 +515,14 @@ def as_files(
                 words |= connections.words_of(found[name], of_tasks)
             elif len(paths) > 1:
                 found[name] = _of_several(paths, folder / name)
-                words |= {link: str(link.readlink()) for link in found[name].iterdir()}
-                words[found[name]] = f"the files of {name}"
+                links = {link: str(link.readlink()) for link in found[name].iterdir()}
+                words |= links | {found[name]: f"the files of {name}"}
             else:
                 found[name] = paths[0]
         yield found
     except (ValueError, TypeError, OSError) as error:
-        for path, called in sorted(
-            words.items(), key=lambda each: -len(str(each[0]))
-        ):  # folders behind what is in them
-            error.args = tuple(arg.replace(str(path), called) if isinstance(arg, str) else arg for arg in error.args)
+        for path, said in sorted(words.items(), key=lambda each: -len(str(each[0]))):  # folders behind what is in them
+            error.args = tuple(arg.replace(str(path), said) if isinstance(arg, str) else arg for arg in error.args)
         if not isinstance(error, MemoryTooSmall | BlockingIOError) and getattr(error, "errno", None) not in FULL:
             remove_whole(folder)  # nobody goes on with what was refused
         raise

@@ -148,6 +148,11 @@ def test_a_split_is_dealt_among_labelled_nodes(tmp_path: Path) -> None:
         ("a,b\n0,1\n", "id,y,label\n0,1,1\n1,1,1\n", "nodes.csv holds two arrays for one purpose, 'y' and 'label'"),
         ("a,b,index\n0,1,1\n", None, r"\['edge_index'\] are names that batches use"),
         ("a,b\n0,1\n", "id,train_mask\n0,1\n1,0.5\n", "'train_mask' holds '0.5' in row 2, and a mask holds 0 and 1"),
+        (
+            "a,b\n0,1\n",
+            "id,y,split\n0,1,train\n1,,Train\n",
+            "'split' holds 'Train' in row 2, where 'y' is empty, and a",
+        ),
         ("a,b\n0,1\n", "id,f\n0,1\n1,16777217\n", "'f' holds '16777217' in row 2, which float32 rounds"),
         ("Source,source,target\n0,1,0\n", None, "two columns called 'source' and 'Source', which differ by case alone"),
         ("a,b\n0,1\n", "id,node,f\n0,1,1\n1,0,1\n", r"\['id', 'node'\], each of which may say what node"),
