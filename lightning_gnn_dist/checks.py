@@ -277,7 +277,7 @@ def check_plain(name: str, tensor: Tensor) -> None:
     elif tensor.device.type != "cpu":
         way_out = f"lies on the device {str(tensor.device)!r}: give what it holds in RAM, {name}.cpu()"
     elif tensor.dtype not in PLAIN:
-        way_out = f"is of {tensor.dtype}, which cannot be computed with: convert it, as in {name}.to(torch.float32)"
+        way_out = f"is of {tensor.dtype}, which cannot be computed with: give {name}.long(), of fractions .float()"
     elif tensor.requires_grad:
         way_out = f"requires a gradient, which data has none of: give {name}.detach()"
     if way_out:

@@ -63,7 +63,7 @@ def hint(message: str, names: Collection[str]) -> str | None:
         message: The message of jsonargparse.
         names: All names that the parser knows, with a dot between a group and a name in it.
     """
-    for path, name in OF_CLASS.findall(message):
+    for path, name in OF_CLASS.findall("\n".join(_first_tried(message.splitlines()))):
         if name in STRUCTURE or get_close_matches(name.partition(".")[0], STRUCTURE, cutoff=0.8):
             return next(_misspelt_structure(message), "Beside class_path stands init_args, and arguments stand in it.")
         with suppress(ImportError, AttributeError, ValueError):  # a class that cannot be imported or inspected
@@ -247,13 +247,13 @@ def in_one_line(message: str, way_out: str | None) -> str | None:
 
 
 def _first_tried(lines: list[str]) -> Iterator[str]:
-    """Of a list of alternatives the first, with what leads there."""
+    """Of alternatives the first, and of those within it the first again, with what leads there."""
     first: int | None = None
     for line in lines:
         indent = len(line) - len(line.lstrip())
         if first is not None and line.strip() and indent <= first:
             return
-        if first is None and line.lstrip().startswith("- Problem with given class_path"):
+        if line.lstrip().startswith("- Problem with given class_path"):
             first = indent
         yield line
 

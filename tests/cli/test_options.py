@@ -61,6 +61,7 @@ SAID = {
     "data.graph=nowhere": "error: nowhere is not a saved graph: there is no such folder.",
     "trainer.strategy.correction.steps=-1": "error: trainer.strategy.correction.steps must be ",
     "trainer.strategy.drift.towards=x": "strategy.drift.towards must be one of ['ranks', 'global'] or null, got",
+    "data.partitioner=lightning_gnn_dist.MetisPartitioner --data.partitioner.balance=x": "['nodes', 'train'], got x.",
     "trainer.strategy.drift=ranks": "strategy.drift must be settings of towards, decay, anchor_steps or null, g",
     "trainer.strategy.launch.timeout=x": "strategy.launch.timeout: Not of type timedelta: Expected a string wit",
 }
@@ -68,7 +69,7 @@ SAID = {
 
 @pytest.mark.parametrize("option", SAID)
 def test_what_is_misspelt_or_refused_is_said_in_one_line_with_the_nearest_right_name(option, refused) -> None:
-    last = refused(*LLCG, f"--{option}").splitlines()[-1]
+    last = refused(*LLCG, *f"--{option}".split()).splitlines()[-1]
     assert last.startswith("error: ") and SAID[option] in last
 
 
