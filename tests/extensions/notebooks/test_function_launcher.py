@@ -400,6 +400,7 @@ import sys, torch, lightning.pytorch as pl
 from pathlib import Path
 from lightning_gnn_dist import EverySteps, Graph, LocalSGDStrategy, PartitionedDataModule, RandomPartitioner
 from lightning_gnn_dist.cli.demo import SAGE
+from lightning_gnn_dist.graph.storage.mapped import all_maps
 from lightning_gnn_dist.rounds.launching import Launch
 
 START, PLACE, MEGABYTES = sys.argv[1], Path(sys.argv[2]), 64
@@ -411,23 +412,13 @@ def made():
     arrays = {"x": torch.rand(nodes, 64), "y": torch.zeros(nodes, dtype=torch.int64), "train_mask": mask}
     return Graph(torch.arange(nodes + 1), torch.arange(nodes, dtype=torch.int32), arrays)
 
-def pss(address):
-    # Of the map that an address lies in, in bytes.
-    found, total = False, 0
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if "-" in line.split()[0]:
-            begin, end = (int(each, 16) for each in line.split()[0].split("-"))
-            found = begin <= address < end
-        elif found and line.startswith("Pss:"):
-            total += int(line.split()[1]) << 10
-    return total
-
 class Looks(SAGE):
     def training_step(self, batch):
         x = self.trainer.datamodule.graph.node_arrays["x"]
         x.sum()  # every page is in memory
         self.trainer.strategy.barrier()
-        (PLACE / f"rank_{self.global_rank}.txt").write_text(str(pss(x.data_ptr()) / x.nbytes))
+        (share,) = [each.sizes["Pss"] for each in all_maps() if each.start <= x.data_ptr() < each.end]
+        (PLACE / f"rank_{self.global_rank}.txt").write_text(str(share / x.nbytes))
         self.trainer.strategy.barrier()
         return super().training_step(batch)
 
