@@ -17,9 +17,12 @@ from packaging.requirements import Requirement
 import lightning_gnn_dist
 from lightning_gnn_dist import Drift, GrappaStrategy, LLCGStrategy, LocalSGDStrategy
 from lightning_gnn_dist.cli.main import main
+from lightning_gnn_dist.cli.options import OF_EXTENSIONS, OF_PREDICT
+from lightning_gnn_dist.names import EXTENSIONS, imported
 from lightning_gnn_dist.partition.supernode import SUPERNODES_PER_PART
 from lightning_gnn_dist.short_names import _CLASSES, _after_import, tell_lightning
 from tests.every_strategy import every_strategy
+from tests.extensions import MISSING
 from tests.pages import gone, public
 
 
@@ -71,6 +74,12 @@ def test_no_release_of_lightning_that_runs_foreign_code_is_allowed() -> None:
     (allowed,) = [one for one in map(Requirement, settings["project"]["dependencies"]) if one.name == "lightning"]
     versions = ["2.6.1", "2.6.2", "2.6.3", "2.6.5", "2.6.6", "2.7.0"]
     assert [version for version in versions if allowed.specifier.contains(version)] == ["2.6.6"]
+
+
+@pytest.mark.skipif(bool(MISSING), reason="some are taken out")
+def test_every_place_of_an_extension_is_there() -> None:
+    places = [*EXTENSIONS.values(), *OF_EXTENSIONS, *OF_PREDICT]
+    assert [place for place in places if imported(place) is None] == []
 
 
 # What an import costs: the package and its command line load torch, PyG and Lightning where they are used.

@@ -304,24 +304,17 @@ def test_rows_in_fewer_bytes(name: str, draws: bool, widen: Any, monkeypatch: py
         check_same(made(graph, plan_with(share, monkeypatch, draws=draws), **how), expected)
 
 
-IN_RAM = [lgd.ShadowSampler([3], 2), lgd.RandomWalkSampler(2, visits=2), lgd.WholePartSampler(2)]
+IN_RAM = [("plain", sampler) for sampler in (lgd.ShadowSampler([3], 2), lgd.RandomWalkSampler(2, visits=2))]
+IN_RAM += [("plain", lgd.WholePartSampler(2)), ("typed", lgd.NeighborSampler([3, 2]))]
+IN_RAM += [("typed", lgd.TemporalSampler([3, 2], time="time"))]
 
 
-@pytest.mark.parametrize("sampler", IN_RAM, ids=repr)
-def test_samplers_that_draw_in_ram(sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = graph_with(**arrays()["bfloat16"])
+@pytest.mark.parametrize(("kind", "sampler"), IN_RAM, ids=repr)
+def test_samplers_that_draw_in_ram(kind: str, sampler: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = graph_with(**arrays()["bfloat16"]) if kind == "plain" else typed_graph_of_papers(200)
     expected = made(graph, None, sampler)
-    for draws in (True, False):
-        check_same(made(graph, plan_with(0.3, monkeypatch, draws=draws), sampler), expected)
-
-
-@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
-@pytest.mark.parametrize("sampler", [lgd.NeighborSampler([3, 2]), lgd.TemporalSampler([3, 2], time="time")], ids=repr)
-def test_types(sampler: Any, share: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    graph = typed_graph_of_papers(200)
-    expected = made(graph, None, sampler)
-    assert len({len(batch) for batch in expected}) == 1
-    check_same(made(graph, plan_with(share, monkeypatch, draws=False), sampler), expected)
+    for draws, share in ((kind == "plain", 0.3), (False, 0.0), (False, 0.2), (False, 1.0)):
+        check_same(made(graph, plan_with(share, monkeypatch, draws=draws), sampler), expected)
 
 
 @pytest.mark.parametrize("draws", [True, False])
