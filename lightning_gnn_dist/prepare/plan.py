@@ -375,8 +375,8 @@ def _ends_in(place: Entry) -> tuple[NpyFile, ...]:
     if not arrays:
         raise ValueError(
             f"{place} holds no edges: give a .npy of shape (2, E) or (E, 2), a table (.csv, .tsv, .txt, also gzipped, "
-            "or .parquet) whose two columns are sender and receiver, a folder of such files, an .npz, or a PyG file "
-            "(.pt)."
+            "or .parquet) whose two columns are sender and receiver, a folder of such files of one kind, an .npz, or "
+            "a PyG file (.pt)."
         )
     for array in arrays:
         if len(array.shape) != 2 or 2 not in array.shape or array.dtype.kind not in "iu":
@@ -452,7 +452,7 @@ def _files(folder: Path) -> dict[str, Path]:
         if not reading.is_table(path) and path.suffix != ".npz" and not (path.is_dir() and any(path.rglob("*.npy"))):
             raise ValueError(
                 f"{path} is no table of one type: give a text (.csv, .tsv, .txt, also gzipped), .parquet or a folder "
-                "of these, an .npz, or a folder of .npy."
+                "of these, all of one kind, an .npz, or a folder of .npy."
             )
         if (name := reading.name_of(path)) in found:
             raise ValueError(f"{path} and {found[name]} are two tables of one type: remove one of them.")

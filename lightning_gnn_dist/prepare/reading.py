@@ -20,6 +20,7 @@ from lightning_gnn_dist.graph.storage.files import open_file
 from lightning_gnn_dist.prepare.engine import ROW, WHOLE, Cells, Run, Table, Work, duckdb_for, literal, quoted, told
 
 TEXTS, PARQUET, JSON = map(frozenset, ((".csv", ".tsv", ".txt"), (".parquet", ".pq"), (".jsonl", ".ndjson")))
+SURELY_TABLES = PARQUET | JSON | TEXTS - {".txt"}
 PACKED = (".gz", ".zst")
 SEPARATORS = ",\t; "
 BYTES_COUNTED, PLACES_COUNTED = 1 << 14, 32
@@ -64,11 +65,12 @@ def _kind(path: Path) -> frozenset[str] | None:
 def files_of(path: Path) -> list[Path]:
     """The files of a table in order: itself, those of a folder, or those that a pattern such as ``edges/*.csv`` names.
 
-    Of a folder that has Parquet other files are none of it.
+    Of a folder that has Parquet files that are surely no tables are none of it.
     """
     if path.is_dir():
         there = [file for file in sorted(path.iterdir()) if not file.name.startswith((".", "_"))]
-        found = [file for file in there if _suffix(file) in PARQUET and not file.is_dir()] or there
+        tables = [file for file in there if _suffix(file) in SURELY_TABLES and not file.is_dir()]
+        found = tables if any(_suffix(file) in PARQUET for file in tables) else there
         return [] if any(file.is_dir() for file in found) else found
     return [path] if path.exists() else [Path(name) for name in sorted(glob(str(path)))] or [path]
 

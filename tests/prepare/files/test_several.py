@@ -115,6 +115,11 @@ def test_what_a_pattern_names_is_checked(tmp_path: Path) -> None:
         FileNotFoundError, match=r"source must be a list of files that are there, and .*/no.csv is none"
     ):
         prepare_graph([tmp_path / "a.csv", tmp_path / "no.csv"], tmp_path / "graph")
+    for at, name in enumerate(("0.parquet", "1.csv")):
+        (tmp_path / "mixed").mkdir(exist_ok=True)
+        write(tmp_path / "mixed" / name, [(at, 1, 2)])
+    with pytest.raises(ValueError, match=r"mixed holds no edges: .* a folder of such files of one kind"):
+        prepare_graph(tmp_path / "mixed", tmp_path / "graph")
     (tmp_path / "w.jsonl").write_text('{"source": 0, "target": 1, "w": 1, "W": 2}\n')
     with pytest.raises(ValueError, match=r"two columns called '[wW]' and '[wW]', which differ by case alone"):
         prepare_graph(tmp_path / "w.jsonl", tmp_path / "graph")
