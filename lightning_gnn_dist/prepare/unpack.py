@@ -428,6 +428,9 @@ def _put_in_order(file: Path, places: Column, rows_at_once: int) -> None:
     """Write the rows of a file to their places, some at a time."""
     found, draft = np.load(file, mmap_mode="r"), file.with_suffix(".draft")
     placed = np.lib.format.open_memmap(draft, "w+", found.dtype, found.shape)
+    if hasattr(os, "posix_fallocate"):
+        with draft.open("r+b") as written:
+            os.posix_fallocate(written.fileno(), 0, draft.stat().st_size)  # a map of a full disk would end the process
     for first in range(0, len(places), rows_at_once):
         some = slice(first, first + rows_at_once)
         placed[places[some]] = found[some]

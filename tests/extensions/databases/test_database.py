@@ -1,9 +1,11 @@
 """Tables with keys become a graph: by hand, from both layouts, after kills, in shards, and without a look ahead."""
 
+import errno
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from zlib import crc32
 
 import numpy as np
@@ -369,6 +371,10 @@ def test_rows_stay_in_order_where_a_join_returns_another(monkeypatch: pytest.Mon
                 yield {name: cells.slice(row, 1) for name, cells in piece.items()}
 
     monkeypatch.setattr(Work, "stream", backwards)
+    with monkeypatch.context() as patch:
+        patch.setattr("os.posix_fallocate", Mock(side_effect=OSError(errno.ENOSPC, "No space left")))
+        with pytest.raises(OSError, match=r"is full, .* make room and repeat the command to go on"):
+            prepared(tmp_path / "backwards", files)
     graph = prepared(tmp_path / "backwards", files)
     assert graph.types.edge_arrays["customer", "likes", "order"]["time"].numel() == 3
     folders = tmp_path / "in order" / "graph", tmp_path / "backwards" / "graph"
