@@ -35,6 +35,7 @@ from lightning_gnn_dist.data.task import NodeTask, Task, evaluation_of
 from lightning_gnn_dist.engine.rng import Purpose
 from lightning_gnn_dist.graph.convert import distinct_ids
 from lightning_gnn_dist.graph.graph import Graph
+from lightning_gnn_dist.graph.value_check import check_arrays
 from lightning_gnn_dist.homes.access import check_typed, folder_of, graph_of, with_seeds_of
 from lightning_gnn_dist.homes.local_graph import LocalGraph
 from lightning_gnn_dist.homes.residency import Holding
@@ -142,7 +143,7 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
     @property
     def num_nodes(self) -> int:
         """The number of nodes of the graph that is predicted, of the type that is learned from."""
-        return len(self._judging.home.ids)
+        return len(self._judging.home.types.seed_ids)
 
     def counts_of_nodes(self) -> frozenset[int]:
         """Return how many nodes the graph has, and how many there are of each type."""
@@ -206,6 +207,8 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
         validates = trainer.limit_val_batches != 0 and model_helpers.is_overridden("validation_step", module)
         if is_fit and isinstance(learns, LocalGraph):
             self._task.check_whole(learns.whole)
+            if self._task.checks_values and learns.whole.path is None:  # of files ranks read their own rows alone
+                check_arrays(learns.whole)
         if judged is not None and (validates or not is_fit) and isinstance(judges, LocalGraph):
             self._judging.judged(judged).check_shared(trainer.world_size)
 
@@ -363,7 +366,7 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
     @property
     def uncovered(self) -> tuple[int, int]:
         """The counts of seeds of weight 0 and of all seeds in the part that was read; (0, 0) where none has its own."""
-        return self._home.uncovered
+        return self._home.parts.uncovered
 
     def against_averaging(self) -> str | None:
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
@@ -511,7 +514,7 @@ class PartitionedDataModule(GraphDataModule):
         del found.evaluation
         PartitionedDataModule.__init__(found, graph, **given)
         extension("another graph").check_alike("on(...)", self._home.types, found._home.types)
-        return found if self.predicted is None else found.only(self.predicted - self._judging.home.ids.start)
+        return found if self.predicted is None else found.only(self.predicted - self._judging.home.types.seed_ids.start)
 
     def only(self, nodes: Sequence[int] | Tensor) -> PartitionedDataModule:
         """Return a data module that predicts these nodes, in their order, and does all else as this one.
@@ -524,7 +527,7 @@ class PartitionedDataModule(GraphDataModule):
             nodes: Ids of nodes; of a typed graph, among those of the type that is learned from.
         """
         found = copy(self)
-        ids = self._judging.home.ids
+        ids = self._judging.home.types.seed_ids
         found.predicted = distinct_ids("nodes", nodes, len(ids)) + ids.start
         return found
 

@@ -45,7 +45,7 @@ def evaluation_of(judged: Judged, home: GraphAccess, exactness: Exactness, data:
     if settings.evaluation.batch_size is None and not is_limited(run.trainer):
         size = home.size_of_evaluation(judged, sampler, model)
     rows, num_batches = home.ready_rows(judged, size, model), judged.num_batches(size)
-    source = home.evaluation_source(judged.dealt(sampler, num_batches))
+    source = home.whole_source(judged.dealt(sampler, num_batches), evaluates=True)
     share, places = (replace(judged, ids=ids).share(home.place) for ids in (judged.ids, range(len(judged.ids))))
     learning = Learning(source, Deal(share, num_batches, run.seed, shuffle=False, inputs=places))
     look = partial(exactness.look, judged, home, num_batches)
@@ -73,10 +73,8 @@ class Task(ForgetsRun, ABC):
     def check(self, rows: Graph) -> None:
         """Refuse what of the graph is here if samplers do not suit it. Not collective."""
 
-    def check_whole(self, graph: Graph) -> None:
-        """Refuse bad values in a graph that is here as a whole, before ranks start; of files ranks read their own."""
-        if self.checks_values and graph.path is None:
-            check_arrays(graph)
+    def check_whole(self, graph: Graph) -> None:  # optional
+        """Refuse what is to be learned of a graph that is here as a whole, before ranks start."""
 
     def open(self) -> None:
         """Open the graph in a run. Collective."""
@@ -124,7 +122,7 @@ class Task(ForgetsRun, ABC):
         if some is not None:
             lacking = max(0, self.home.running.num_ranks - len(some))  # ranks without a node of their own take the last
             return judged_nodes(self.home, torch.cat([some, some[-1:].expand(lacking)]), "only() was given")
-        ids = self.home.ids
+        ids = self.home.types.seed_ids
         return judged_nodes(self.home, torch.arange(ids.start, ids.stop), "the graph has")
 
     def columns(self, some: Tensor | None, ids_of: Path | None) -> Columns:
@@ -136,8 +134,10 @@ class Task(ForgetsRun, ABC):
         """
         home = self.home
         path = None if home.whole is None else home.whole.path
-        nodes = None if some is None else (some - home.ids.start).numpy()
-        found: Columns = extension("ids of nodes")(ids_of, path, home.types.seed_type(), len(home.ids), nodes)
+        nodes = None if some is None else (some - home.types.seed_ids.start).numpy()
+        found: Columns = extension("ids of nodes")(
+            ids_of, path, home.types.seed_type(), len(home.types.seed_ids), nodes
+        )
         return found
 
 
@@ -157,7 +157,6 @@ class NodeTask(Task):
         seeds = train_nodes(graph)
         if self.checks_values:
             check_labels(graph, seeds, "train_mask")
-        super().check_whole(graph)
 
     def begin_fit(self) -> None:
         super().begin_fit()

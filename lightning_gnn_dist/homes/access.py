@@ -152,11 +152,6 @@ class GraphAccess(ForgetsRun, ABC):
         return self.whole
 
     @property
-    def ids(self) -> range:
-        """The nodes of the type that is learned from."""
-        return self.types.nodes_of(self.types.seed_type())
-
-    @property
     def digests(self) -> dict[str, Any]:
         """Digests of what else ranks must have alike: the graph's arrays, and which rank holds what."""
         return {}
@@ -245,11 +240,6 @@ class GraphAccess(ForgetsRun, ABC):
     def shown(self, part: Graph) -> Graph:
         """Return a part as batches show it."""
 
-    @property
-    def uncovered(self) -> tuple[int, int]:
-        """The counts of seeds of weight 0 and of all seeds in the part that was read; (0, 0) where none has its own."""
-        return self.parts.uncovered if "parts" in vars(self) else (0, 0)
-
     def against_averaging(self) -> str | None:
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
         return None
@@ -275,12 +265,8 @@ class GraphAccess(ForgetsRun, ABC):
         """Return the source of training batches of a part."""
 
     @abstractmethod
-    def whole_source(self, sampler: Sampler) -> BatchSource:
-        """Return the source of batches of the whole graph."""
-
-    def evaluation_source(self, sampler: Sampler) -> BatchSource:  # optional
-        """Return the same for an evaluation, which may spare memory."""
-        return self.whole_source(sampler)
+    def whole_source(self, sampler: Sampler, *, evaluates: bool = False) -> BatchSource:
+        """Return the source of batches of the whole graph; that of an evaluation may spare memory."""
 
     # What an evaluation costs.
 

@@ -323,11 +323,8 @@ class LocalGraph(GraphAccess):
         graph, finish = self.outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
         return self.source(graph, sampler, finish)
 
-    def whole_source(self, sampler: Sampler) -> BatchSource:
-        return self.source(self.graph, sampler)
-
-    def evaluation_source(self, sampler: Sampler) -> BatchSource:
-        return self.source(self.graph, sampler, sources=self._evaluation)
+    def whole_source(self, sampler: Sampler, *, evaluates: bool = False) -> BatchSource:
+        return self.source(self.graph, sampler, sources=self._evaluation if evaluates else None)
 
     @cached_property
     def _evaluation(self) -> Any:

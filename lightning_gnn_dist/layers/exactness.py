@@ -190,7 +190,7 @@ def _difference(module: LightningModule, judged: Judged, access: Any, num_layers
         return None
 
     def rows(more_hops: int) -> Tensor:
-        source = access.evaluation_source(judged.sampler(more_hops))
+        source = access.whole_source(judged.sampler(more_hops), evaluates=True)
         (batch,) = source.make([ids], [BatchKey(0, 0, 0)])
         batch = for_layers(in_type(batch, run.dtype), num_layers).to(run.trainer.strategy.root_device)
         return _rows_of_seeds(_called(model, batch), batch)

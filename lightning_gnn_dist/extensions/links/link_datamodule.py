@@ -170,7 +170,7 @@ class LinkDataModule(GraphDataModule):
         Args:
             nodes: Ids of questions of a task; without one, of nodes of the type that receives.
         """
-        found, ids = copy(self), self._home.ids
+        found, ids = copy(self), self._home.types.seed_ids
         found.predicted = distinct_ids("nodes", nodes, len(ids)) + ids.start
         return found
 
@@ -187,7 +187,7 @@ class LinkDataModule(GraphDataModule):
     def places_of(self, questions: Tensor) -> NDArray[np.int64]:
         """Return where some questions stand among those that are predicted."""
         some, ids = self.predicted, questions.cpu()
-        return (ids if some is None else Lookup(some - self._home.ids.start)(ids)[0]).numpy()
+        return (ids if some is None else Lookup(some - self._home.types.seed_ids.start)(ids)[0]).numpy()
 
     def named(self, found: BestLinks, ids_of: str | Path | None = None) -> dict[str, NDArray[Any]]:
         """Return what is recommended as columns of a table: question, sender, time, receiver and score.
@@ -202,7 +202,7 @@ class LinkDataModule(GraphDataModule):
         if self.task is None:
             raise ValueError("named() is of what a task recommends, and a split has none: use best_links(...).")
         folder = None if ids_of is None else check_path("ids_of", ids_of)
-        columns = self._task.columns(found.questions.cpu() + self._home.ids.start, folder)
+        columns = self._task.columns(found.questions.cpu() + self._home.types.seed_ids.start, folder)
         return columns(0, found.records)
 
     @property

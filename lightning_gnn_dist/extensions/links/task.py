@@ -481,11 +481,11 @@ class AnswerEdges(WholeEdges):
             )
         mask = torch.full_like(self.known.masks["test"], some is None)
         if some is not None:
-            mask[some - self.home.ids.start] = True
+            mask[some - self.home.types.seed_ids.start] = True
         return self._judged("prediction", mask)
 
     def columns(self, some: Tensor | None, ids_of: Path | None) -> Columns:
-        ids = self.home.ids
+        ids = self.home.types.seed_ids
         return self.known.columns(torch.arange(len(ids)) if some is None else some - ids.start, ids_of)
 
     def judged(self, name: str) -> Judged:

@@ -354,7 +354,7 @@ class ShardHome(GraphAccess):
             sampler.sample_bulk(part, [], [])  # refuses the part, or draws nothing
         return GraphSource(self.shown(part), sampler, **self.running.options_of_sources)
 
-    def whole_source(self, sampler: Sampler) -> ShardedSource:
+    def whole_source(self, sampler: Sampler, *, evaluates: bool = False) -> ShardedSource:
         run, stream = self.running, stream_to(self.running.device)
         loading = run.settings.loading
         return ShardedSource(self.graph(), sampler, loading, stream=stream, widen=run.widen)

@@ -54,6 +54,11 @@ class TypeNames(ABC):
     def seed_type(self) -> str:
         """The node type that is learned from."""
 
+    @property
+    def seed_ids(self) -> range:
+        """The ids in the graph of all nodes of the type that is learned from."""
+        return self.nodes_of(self.seed_type())
+
 
 def number_of(kind: Any, kinds: tuple[Any, ...], of: str) -> int:
     """The place of a type among the node types or the edge types."""
