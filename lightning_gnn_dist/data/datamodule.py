@@ -234,9 +234,10 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
                 home.asked.check_in_fit(trainer)
                 guard_plain_ddp(trainer)  # before DDP takes rows that are not made
         for task in self._tasks:
-            task.open()
+            task.home.open(task.check, task.check_of_all)
         if not is_fit:
             return
+        home.begin_fit()
         self._task.begin_fit()
         # To count them refuses ranks with nothing to learn from; who exchanges in every step has one batch.
         most = self.batch_size if home.exchanges else self._task.most()

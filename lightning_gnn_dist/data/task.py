@@ -76,13 +76,11 @@ class Task(ForgetsRun, ABC):
     def check_whole(self, graph: Graph) -> None:  # optional
         """Refuse what is to be learned of a graph that is here as a whole, before ranks start."""
 
-    def open(self) -> None:
-        """Open the graph in a run. Collective."""
-        self.home.open(self.check)
+    def check_of_all(self, rows: Graph) -> None:  # optional
+        """Refuse what these rows are together with those of other ranks, where each has some. Collective."""
 
-    def begin_fit(self) -> None:
-        """Settle what is learned, and refuse ranks with nothing to learn. Collective."""
-        self.home.begin_fit()
+    def begin_fit(self) -> None:  # optional
+        """Settle what is learned of the part, and refuse ranks with nothing to learn. Collective."""
 
     def close(self) -> None:
         """End what runs in the background, and forget what only the run has."""
@@ -158,8 +156,11 @@ class NodeTask(Task):
         if self.checks_values:
             check_labels(graph, seeds, "train_mask")
 
+    def check_of_all(self, rows: Graph) -> None:
+        if isinstance(sampler := self.home.running.settings.training_sampler, SeesByTime):
+            sampler.check_shard(rows)
+
     def begin_fit(self) -> None:
-        super().begin_fit()
         self.home.settle_seeds()
 
     def most(self) -> int:

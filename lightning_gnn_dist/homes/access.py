@@ -30,6 +30,7 @@ from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
 Shown = Callable[[Graph], Graph]
+Check = Callable[[Graph], None]
 
 
 class OnePart:
@@ -180,11 +181,12 @@ class GraphAccess(ForgetsRun, ABC):
     def prepare(self) -> None:  # optional
         """Do what one process of each host does for all."""
 
-    def open(self, check: Callable[[Graph], None]) -> None:  # optional
+    def open(self, check: Check, check_of_all: Check) -> None:  # optional
         """Open the graph in a run that all ranks have agreed on. Collective.
 
         Args:
             check: Refuses what of the graph was not here before.
+            check_of_all: Refuses what the rows of all ranks are together. Collective.
         """
 
     @abstractmethod

@@ -71,6 +71,10 @@ class SeesByTime(Sampler, Protocol):
         """Refuse a graph without such times, or with times that do not fit together."""
         ...
 
+    def check_shard(self, rows: Graph) -> None:
+        """Do so by the times of all ranks, of which each has some rows. Collective."""
+        ...
+
 
 def check_bulk(
     graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey], *, untyped: str | None = None

@@ -28,7 +28,7 @@ from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, Shar
 from lightning_gnn_dist.graph.graph import Graph, typed_graph, with_arrays
 from lightning_gnn_dist.graph.rows import Lookup, starts_of
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, offsets_of
-from lightning_gnn_dist.homes.access import GraphAccess, OnePart, Owners, Seeds, Shown, check_typed, seeds_around
+from lightning_gnn_dist.homes.access import Check, GraphAccess, OnePart, Owners, Seeds, Shown, check_typed, seeds_around
 from lightning_gnn_dist.homes.parts import PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
@@ -142,7 +142,6 @@ class ShardHome(GraphAccess):
         boundary: What becomes of senders outside the own shard.
         coverage: Gives nodes weights for the loss. With None there are none.
         without_labels: Takes from a shard what batches must not show. Default: they show all.
-        check_of_all: Refuses what the rows of all shards are together; each rank calls it with its own. Collective.
     """
 
     types: TypedBounds
@@ -156,14 +155,11 @@ class ShardHome(GraphAccess):
         running: RunContext,
         boundary: Boundary,
         coverage: Coverage | None,
-        *,
         without_labels: Shown | None = None,
-        check_of_all: Callable[[Graph], None] | None = None,
     ) -> None:
         _check_shards(bounds, running.settings, boundary)
         self.path = self.folder = path
-        self.bounds, self.types = bounds, bounds.types
-        self._without_labels, self._check_of_all = without_labels, check_of_all
+        self.bounds, self.types, self._without_labels = bounds, bounds.types, without_labels
         self._part_ids = torch.empty(0, dtype=torch.int64)  # of its nodes in the whole graph
         # What the rank learns that has most, and all that shards before the own one, and all ranks, can learn.
         self._most = self._marked_before = self.num_marked = 0
@@ -201,11 +197,10 @@ class ShardHome(GraphAccess):
 
     # The run.
 
-    def open(self, check: Callable[[Graph], None]) -> None:
+    def open(self, check: Check, check_of_all: Check) -> None:
         shard = self._connected[1].shard
         _check_on_all_ranks(lambda: check(shard.rows), shard.index)
-        if self._check_of_all is not None:
-            self._check_of_all(shard.rows)
+        check_of_all(shard.rows)
 
     def begin_fit(self) -> None:
         if self.exchanges and (num_ranks := self.running.num_ranks) != (num_shards := self.bounds.num_shards):

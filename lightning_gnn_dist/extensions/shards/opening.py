@@ -25,7 +25,6 @@ from lightning_gnn_dist.extensions.links.negatives import Candidates
 from lightning_gnn_dist.extensions.links.task import EdgeTask, without_labels
 from lightning_gnn_dist.extensions.shards.home import ShardHome
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard
-from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.extensions.temporal.times import times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.storage import store
@@ -73,9 +72,7 @@ class Shards:
                 "divide the graph that was split, which has its masks."
             )
         bounds = bounds if kind is None else replace(bounds, types=bounds.types.with_seeds(kind))
-        sampler = running.settings.training_sampler
-        of_all = sampler.check_shard if isinstance(sampler, TemporalSampler) else None
-        return NodeTask(ShardHome(self.path, bounds, running, boundary, coverage, check_of_all=of_all))
+        return NodeTask(ShardHome(self.path, bounds, running, boundary, coverage))
 
     @property
     def links(self) -> LinkBounds:
@@ -89,7 +86,7 @@ class Shards:
         _check_settings_of_edges(running.settings, boundary)
         bounds, links = self._bounds_of_links(), self.links
         hidden = None if links.labels is None else partial(without_labels, links)
-        home = ShardHome(self.path, bounds, running, boundary, None, without_labels=hidden)
+        home = ShardHome(self.path, bounds, running, boundary, None, hidden)
         return ShardEdges(home, links, num_negatives)
 
     def refuse_to_cut(self, partitioner: object, holding: Holding) -> None:
@@ -135,12 +132,10 @@ class ShardEdges(EdgeTask):
     probes = False  # a rank knows the ends of its own held edges alone
     _way_to_hold = "divide split_edges(graph, {name}=0.1), which holds some back."
 
-    def open(self) -> None:
-        super().open()
+    def check_of_all(self, rows: Graph) -> None:
         _ = self._candidates  # now, as all ranks are here
 
     def begin_fit(self) -> None:
-        super().begin_fit()
         counts = self.home.count(len(self._own()), len(self._marked))
         if bool((counts == 0).any()):
             rank, inside = int(counts.argmin()), not self.home.boundary.sees_whole_graph
