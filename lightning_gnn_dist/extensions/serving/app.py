@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import uvicorn
 from starlette.applications import Starlette
@@ -36,7 +37,8 @@ MOST_CONNECTIONS = 1024
 _BACKLOG = 1024
 
 
-class _Entry(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class _Entry:
     question: Question
     answer: asyncio.Future[bytes]
 
@@ -92,10 +94,10 @@ class Service:
                 taken = self._taken()
                 if not self._line:
                     self._came.clear()
-                found = await loop.run_in_executor(thread, self._answers, [question for question, _ in taken])
-                for (_, future), answer in zip(taken, found, strict=True):
-                    if not future.done():  # somebody waits still
-                        future.set_exception(answer) if isinstance(answer, Exception) else future.set_result(answer)
+                found = await loop.run_in_executor(thread, self._answers, [entry.question for entry in taken])
+                for entry, answer in zip(taken, found, strict=True):
+                    if not (told := entry.answer).done():  # somebody waits still
+                        told.set_exception(answer) if isinstance(answer, Exception) else told.set_result(answer)
 
     def _taken(self) -> list[_Entry]:
         """Take the first requests, together as long as they ask for few nodes; a larger one is alone."""

@@ -161,7 +161,7 @@ def test_what_is_too_much_is_told_so_and_nothing_is_lost() -> None:
 def test_what_is_too_late_is_told_so_and_later_requests_are_answered() -> None:
     model = Held()
     with serving(answerer(model, data_of_nodes()), Limits(seconds=1.0)) as (port, _), ThreadPoolExecutor(8) as clients:
-        late = [clients.submit(lambda node=node: Client(port).post({"nodes": [node]})) for node in (1, 2, 3)]
+        late = [clients.submit(lambda node=node: Client(port).post({"nodes": [node, 9]})) for node in (1, 2, 3)]
         said = (504, {"error": "The request was not answered within 1 s."})
         assert [future.result() for future in late] == [said] * 3
         model.may.set()
