@@ -1,7 +1,6 @@
 """A small graph, a model and a Trainer, to hold laws of data modules against."""
 
 import copy
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,5 +76,4 @@ def full_graph_logits(module: SAGE, graph: Graph) -> Tensor:
 
 
 def fit_with(rank: int, world_size: int, graph: Graph, options: dict[str, Any]) -> None:
-    warnings.filterwarnings("ignore", "You defined a `validation_step`")
     trainer(world_size, LocalSGDStrategy(**PATIENCE)).fit(model(), PartitionedDataModule(graph, **options))

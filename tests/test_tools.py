@@ -70,7 +70,6 @@ def with_averages(rank: int, world_size: int, name: str) -> list[list[Tensor]]:
     return weights
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @pytest.mark.parametrize("name", [pytest.param("grappa", marks=pytest.mark.slow), "rounds"])
 def test_averages_over_time_are_equal_on_all_ranks(name: str) -> None:
     (mean, last), (other_mean, _) = run_ranks(with_averages, 2, name)

@@ -63,7 +63,6 @@ def works(compute: Callable[[], Tensor], expected: Tensor) -> bool:
     return False
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")  # of GATConv, which makes a matrix anew
 @pytest.mark.parametrize("name", SAID)
 @torch.no_grad()
 def test_a_layer_has_the_form_that_the_table_says(name: str, batch: Any) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import sys
-import warnings
 from argparse import Namespace
 from datetime import timedelta
 from functools import cache
@@ -76,7 +75,6 @@ def evaluate(rank: int, world_size: int, folder: str) -> None:
     save = [*SMALL, f"--trainer.logger.init_args.save_dir={folder}", "--trainer.max_epochs=1"]
     command(rank, world_size, "fit", "--config=configs/local_sgd.yaml", *save)
     (checkpoint,) = Path(folder).rglob("*.ckpt")
-    warnings.filterwarnings("ignore", "The dirpath has changed")  # every run has a folder of its own
     for subcommand in ("validate", "test"):
         command(rank, world_size, subcommand, "--config=configs/local_sgd.yaml", *save, f"--ckpt_path={checkpoint}")
 

@@ -178,7 +178,6 @@ def test_no_thread_outlives_an_exception_or_ctrl_c(error: type[BaseException], n
 
 
 def loader_alone(rank: int, world_size: int) -> None:
-    warnings.filterwarnings("ignore", "You defined a `validation_step`")
     data = lgd.PartitionedDataModule(small_graph())
     trainer(world_size, lgd.LocalSGDStrategy(**PATIENCE)).fit(model(), data.train_dataloader())
 
@@ -288,7 +287,6 @@ def redealt(rank: int, world_size: int, options: dict[str, Any]) -> int:
     data = lgd.PartitionedDataModule(graph, partitioner=chunks, holding=holding, batch_size=4)
     ours = trainer(world_size, lgd.GrappaStrategy(**PATIENCE), limit_val_batches=0, **options)
     module = model()
-    warnings.filterwarnings("ignore", "You defined a `validation_step`")
     ours.fit(module, data)
     return len(module.trained)
 

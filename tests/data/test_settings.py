@@ -2,7 +2,6 @@
 
 import copy
 import pickle
-import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
@@ -62,7 +61,6 @@ def test_settings_that_do_not_go_together_are_refused(options: Any, message: str
         lgd.PartitionedDataModule(lgd.communities(60, 3), sampler=lgd.NeighborSampler([5, 5]), **options)
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:You defined a `validation_step` but")
 def test_what_batches_are_made_of_is_settled_as_a_search_for_a_batch_size_is_told(tmp_path: Path) -> None:
     data = data_with()
     data.batch_size, data.sampler, data.evaluation = 30, lgd.NeighborSampler([15, 10]), lgd.Evaluation()
@@ -100,7 +98,6 @@ def test_a_seed_that_nobody_set_by_seed_everything_is_refused(monkeypatch: pytes
         seen(data_with())
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_resumed_fit_keeps_its_seed(tmp_path: Path) -> None:
     pl.seed_everything(2, verbose=False)
     first = trainer(1, max_epochs=1)
@@ -127,7 +124,6 @@ def test_ranks_take_the_seed_of_rank_0() -> None:
 
 
 def fit_of(rank: int, world_size: int, given: list[int] | None) -> tuple[int, str | None]:
-    warnings.filterwarnings("ignore", "You defined a `validation_step`")
     pl.seed_everything(4 + rank, verbose=False)
     data = data_with(None if given is None else given[rank])
     try:
@@ -264,7 +260,6 @@ def check_threads_and_bulks(make: Callable[..., Any]) -> None:
     assert not is_same(made(lgd.Loading(), seed=1), plain)
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_after_a_fit_a_copy_has_neither_trainer_nor_model() -> None:
     data = lgd.PartitionedDataModule(small_graph(), batch_size=30)
     trainer(1, max_epochs=1).fit(model(), data)
@@ -275,7 +270,6 @@ def test_after_a_fit_a_copy_has_neither_trainer_nor_model() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`", "ignore:The '.*_dataloader' does not have many")
 def test_lightning_spawns_ranks_with_it() -> None:
     module = model()
     before = [weight.clone() for weight in module.parameters()]

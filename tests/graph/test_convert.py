@@ -75,7 +75,6 @@ def test_what_would_go_wrong_later_is_refused_now(changes: dict[str, Any], messa
         Graph.from_pyg(small(**changes))
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_edges_that_are_said_twice_are_read_once() -> None:
     adj_t = torch.sparse_coo_tensor(torch.tensor([[1], [0]]), torch.ones(1), (3, 3))
     data = Data(x=torch.ones(3, 1), edge_index=torch.tensor([[0], [1]]), adj_t=adj_t)

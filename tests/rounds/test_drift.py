@@ -156,7 +156,6 @@ def by_hand(parts: list[list[Tensor]]) -> State:
     return state_of(replicas[0])
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @pytest.mark.parametrize(
     ("world_size", "residency"),
     [(3, lgd.Fixed()), pytest.param(2, lgd.Redeal(7), marks=pytest.mark.slow)],

@@ -1,7 +1,6 @@
 """A small fit to hold laws against: one module with switches, and data that differ from rank to rank."""
 
 import logging
-import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -65,12 +64,6 @@ def fit(
     **trainer_options: Any,
 ) -> pl.Trainer:
     """``Trainer.fit`` without the noise."""
-    for message in (
-        "You defined a `validation_step` but",
-        ".*does not have many workers",
-        "Checkpoint directory .* not empty",
-    ):
-        warnings.filterwarnings("ignore", message)
     running = trainer(devices, strategy, **({"max_epochs": 3, "use_distributed_sampler": False} | trainer_options))
     train = batches(rank) if train is None else train
     running.fit(module, train, batches(rank) if validate else None, ckpt_path=ckpt_path)

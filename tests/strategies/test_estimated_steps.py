@@ -1,7 +1,6 @@
 """`trainer.estimated_stepping_batches` is the number of steps that a rank takes: schedules by steps come out right."""
 
 import math
-import warnings
 from typing import Any
 
 import lightning.pytorch as pl
@@ -197,7 +196,6 @@ class Logs(pl.LightningModule):
 
 
 def log(rank: int, world_size: int, strategy: Any) -> dict[str, float]:
-    warnings.filterwarnings("ignore", ".*does not have many workers")
     running, module = trainer(world_size, strategy, max_epochs=1, use_distributed_sampler=False), Logs()
     running.fit(module, loader(rank, "train"), loader(rank, "val"))
     metrics = dict(running.callback_metrics)

@@ -298,7 +298,6 @@ def stopped_and_resumed(
             torch.rand(rank + 1)  # another state than the first run had
         saves = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=stop_at, save_top_k=-1)
         options = {"callbacks": [saves], "enable_checkpointing": True, "max_epochs": 6} | limits
-        warnings.filterwarnings("ignore", "Checkpoint directory")
         trainer = trainer_of(world_size, grappa(), **options)
         trainer.fit(module, data_of(**settings), ckpt_path=ckpt_path)
         states.append(state_of(module))

@@ -110,7 +110,6 @@ def equal_replicas(rank: int, world_size: int, names: list[str]) -> dict[str, St
     return states
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @pytest.mark.parametrize(
     "names", [QUICK, pytest.param([name for name in REPLICAS if name not in QUICK], marks=pytest.mark.slow)]
 )
@@ -225,7 +224,6 @@ def logged(rank: int, world_size: int) -> list[list[float]]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @pytest.mark.filterwarnings("ignore:It is recommended to use `self.log")
 def test_corrections_do_not_reach_the_epochs_means() -> None:
     # At a learning rate of nothing and with the shift of equal parts, corrections change no local step to speak of.
@@ -423,7 +421,6 @@ def calls(rank: int, world_size: int) -> list[float]:
     return counted
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_round_calls_the_step_for_two_anchors_and_a_correction() -> None:
     assert run_ranks(calls, 2) == [[10 + 4 + 4 + 1, 10 + 1 + 1 + 1]] * 2
 
@@ -447,8 +444,6 @@ def resumed(rank: int, world_size: int, folder: str, kind: type[SAGE], options: 
     return states[0], states[1]
 
 
-@pytest.mark.filterwarnings("ignore:Checkpoint directory")
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
@@ -501,7 +496,6 @@ def resumed_after_unfreezing(rank: int, world_size: int, folder: str, again: boo
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Checkpoint directory")
 def test_resuming_needs_what_was_unfrozen(tmp_path: Path) -> None:
     with pytest.raises(RankError, match=r"shifts 6 parameters .* trains 3 .* at the latest in on_train_start"):
         run_ranks(resumed_after_unfreezing, 2, str(tmp_path), False)

@@ -84,7 +84,6 @@ def statistics_of_one_seed(rank: int, world_size: int) -> tuple[Tensor, Tensor]:
     return module.norm.running_mean, seen.mean(0)
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_rank_without_seeds_adds_nothing_to_the_statistics() -> None:
     for mean, expected in run_ranks(statistics_of_one_seed, 2):
         assert (mean - expected).abs().max() < 1e-5
@@ -151,7 +150,6 @@ def searched(rank: int, world_size: int, folder: str, strategies: Any = None) ->
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_fit_after_a_search_of_the_rate_is_the_fit_without(tmp_path: Any) -> None:
     for of_rank in run_ranks(searched, 2, str(tmp_path)):
         for plain, after, num_rates in of_rank.values():

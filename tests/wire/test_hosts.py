@@ -220,7 +220,6 @@ def test_ddp_cannot_exchange_what_is_unfrozen_later() -> None:
         assert message.startswith("Unfreezes unfreezes parameters in a fit") and "use GrappaStrategy()" in message
 
 
-@pytest.mark.filterwarnings("ignore:Checkpoint directory")
 def test_what_changes_later_on_one_rank_is_refused_where_ranks_exchange_anyway(tmp_path: Path) -> None:
     for weights, rate, saved, *alike in run_ranks(differing_later, 2, tmp_path):
         assert re.match(WEIGHTS_OF_RANKS, weights) and re.match(LR, rate) and re.match(LR, saved)
@@ -349,7 +348,6 @@ def test_a_checksum_takes_empty_and_strided_tensors() -> None:
 
 
 PATIENCE_SECONDS = 15.0
-pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 
 
 class InEvaluation(SAGE):

@@ -32,7 +32,6 @@ def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")  # another version of the logs
 @pytest.mark.parametrize("name", WHERE)
 def test_a_shipped_config_goes_from_tables_to_a_table(name: str, graph: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")

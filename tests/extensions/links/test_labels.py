@@ -1,6 +1,5 @@
 """Edges with labels: batches and steps by hand, and exact evaluation."""
 
-import warnings
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -80,7 +79,6 @@ def of_part(split: lgd.LinkSplit, kind: EdgeType | None, owner: Tensor, rank: in
 
 
 def step(rank: int, world_size: int, split: lgd.LinkSplit, kind: EdgeType | None) -> tuple[dict[str, Tensor], int]:
-    warnings.filterwarnings("ignore", "You defined a `validation_step`")
     model = Rater(edge_type=kind)
     fit = trainer(world_size, lgd.GrappaStrategy(**PATIENCE), max_epochs=1, limit_val_batches=0)
     fit.fit(model, data_of(split, batch_size=10_000, partitioner=uneven(split.graph)))
@@ -135,7 +133,6 @@ def whole_error(model: Rater, split: lgd.LinkSplit, kind: EdgeType | None) -> fl
     return float(nn.functional.mse_loss(scores, arrays["edge_rating" if kind is None else "rating"]))
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_a_resumed_fit_of_a_saved_split_ends_with_the_same_weights(tmp_path: Path) -> None:
     split_of(None).save(tmp_path / "split")
 

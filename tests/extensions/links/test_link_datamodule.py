@@ -419,7 +419,7 @@ def link_gradients(rank: int, world_size: int) -> tuple[list[Tensor], list[Tenso
     return found[0], found[1], found[2]
 
 
-@pytest.mark.filterwarnings("ignore:.*validation_step")
+@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader`")
 def test_slices_of_links_give_the_gradient_of_the_whole_batch() -> None:
     for sliced, whole, (counted, targets, ends) in run_ranks(link_gradients, 2):
         assert counted == targets in (3 * 25, 3 * 26) and ends != targets

@@ -53,7 +53,6 @@ def test_loaders_of_pyg_are_refused(strategy: str, kind: str, devices: int) -> N
                 call(model(), given)  # type: ignore[operator]
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_loader_that_a_hook_makes_is_refused() -> None:
     module: Any = model()
     module.train_dataloader = LOADERS["DataLoader"]

@@ -82,7 +82,6 @@ LOCAL = (lgd.LocalSGDStrategy, {"clock": lgd.EverySteps(4)})
 
 
 def fits_in_a_row(rank: int, world_size: int, folder: Path) -> dict[str, Any]:
-    warnings.filterwarnings("ignore", "Checkpoint directory .* not empty")  # that of the fit before
     module, source, history = model(), data(), History()
     module.own = [next(module.parameters()).data, *module.parameters()]
     saver = ModelCheckpoint(folder / "saved", monitor="accuracy", mode="max")
@@ -455,7 +454,6 @@ def test_ranks_hold_one_copy(start: str, is_saved: bool, tmp_path: Path) -> None
     assert 0.2 < copies(start, tmp_path, is_saved=is_saved) < 2
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_search_in_ranks_that_are_forked_comes_back() -> None:
     strategy = lgd.LocalSGDStrategy(launch=lgd.Launch(start_method="fork"))
     module = graph_fitting.model()

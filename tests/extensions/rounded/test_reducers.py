@@ -216,7 +216,6 @@ DILOCO = partial(LocalSGDStrategy, EverySteps(2), outer=Outer.diloco(), reducer=
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_fit_after_a_search_of_the_rate_is_the_fit_without(tmp_path: Any) -> None:
     for found in run_ranks(searched, 2, str(tmp_path), {"outer": DILOCO}):
         before, after, num_rates = found["outer"]

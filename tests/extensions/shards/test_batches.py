@@ -385,7 +385,6 @@ def on_shards(rank: int, world_size: int, launch: lgd.Launch, folder: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_a_rank_that_stands_still_is_named(tmp_path: Path) -> None:
     graph = lgd.communities(600, 4, num_features=12, seed=3)
     lgd.save_shards(graph, some_partition(graph, 3), tmp_path / "shards")

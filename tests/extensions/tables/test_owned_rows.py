@@ -28,8 +28,6 @@ from tests.ranks import RankError, run_ranks
 from tests.strategies.fitting import differs, fit
 from tests.wire.test_hosts import InTraining, check_stalled
 
-pytestmark = pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
-
 
 class Faulty(Owned):
     """Rank 1 raises in its third step, while others ask it for rows."""

@@ -78,7 +78,6 @@ def by_hand(world_size: int, optimizer: str, *, accumulate: int = 1, clip: float
         pytest.param(3, "Adagrad", {}, marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad
 def test_steps_are_those_of_one_process_on_all_batches(
     world_size: int, optimizer: str, options: dict[str, Any], is_owned: bool
 ) -> None:
@@ -183,7 +182,6 @@ def sometimes_steps(rank: int, world_size: int, options: dict[str, Any]) -> list
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}, {"reducer": Rounded(16)}], ids=str)
 def test_other_settings_are_those_of_a_table_that_all_ranks_hold(options: dict[str, Any]) -> None:
     for rank in run_ranks(sometimes_steps, 2, options):
@@ -221,7 +219,6 @@ def measured(rank: int, world_size: int) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_the_ledger_counts_questions_answers_and_gradients() -> None:
     """A question has ids of 4 bytes, an answer rows; a gradient goes to the owner of its row with the row's id."""
     more = [own - other for own, other in run_ranks(measured, 2)]
@@ -285,7 +282,6 @@ def test_rows_that_are_not_made_may_be_copied_cast_and_sent() -> None:
     assert torch.equal(other.weight, expected)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
 def test_optimizers_may_be_made_before_the_rows() -> None:
     table = OwnedEmbedding(7, 3, seed=1)
     expected = OwnedEmbedding(7, 3, seed=1).weight.detach().clone()

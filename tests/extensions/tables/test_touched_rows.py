@@ -102,7 +102,6 @@ def meet(nets: list[Table], steppers: list[Any], steps: Tensor, weights: Tensor,
             tensor.copy_(mean)
 
 
-@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch's Adagrad
 @pytest.mark.parametrize(
     ("world_size", "optimizer", "options"),
     [

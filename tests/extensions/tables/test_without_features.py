@@ -153,7 +153,6 @@ def in_exchange(rank: int, world_size: int) -> Made:
     return state_of(module)
 
 
-@pytest.mark.filterwarnings("ignore:You defined a `validation_step`")
 def test_exchange_trains_rows_as_one_process_on_the_whole_graph() -> None:
     (alone,) = run_ranks(in_exchange, 1)
     first, second = run_ranks(in_exchange, 2)

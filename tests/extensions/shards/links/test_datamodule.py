@@ -131,7 +131,6 @@ def resumed(rank: int, world_size: int, folder: str, path: str, name: str, stops
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
 @pytest.mark.parametrize("name", ["llcg", "grappa"])
 def test_a_resumed_fit_ends_as_one_that_never_stopped(saved: Path, tmp_path: Path, name: str) -> None:
     whole = run_ranks(resumed, 2, str(saved / "of 2"), str(tmp_path / "whole"), name, False)
