@@ -130,7 +130,7 @@ ODD_TENSORS = {
     "meta": (torch.ones(2, device="meta"), "device 'meta'"),
     "gradient": (torch.ones(2, requires_grad=True), "detach"),
     "float8": (torch.ones(2).to(torch.float8_e4m3fn), "float8_e4m3fn, which cannot be computed with"),
-    "uint64": (torch.ones(2, dtype=torch.uint64), r"uint64, which cannot be computed with: give z.long\(\)"),
+    "uint64": (torch.ones(2, dtype=torch.uint64), r"uint64, which cannot be computed with: give .*\bz\b.*\.long\(\)"),
 }
 
 
