@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -274,6 +275,7 @@ class Columns:
 
     def __init__(self, work: Work, table: Table, made: Sequence[Made] = (), features: Sequence[Feature] = ()) -> None:
         self._work, self._table, self.made, self.features = work, table, [*made], [*features]
+        self._refuse = partial(work.refuse, table)
         self.left_out = dict[str, str]()
         self._suspects = any(
             each.cut or each.asked or not (each.cells.is_text or each.cells.is_number) for each in features
@@ -351,7 +353,7 @@ class Columns:
         arrays = {each.array: each.name for each in made if each.array}
         for each in made if cut is None else ():
             if other := arrays.get(each.mark):
-                self._tell(other, f"is called as the mark of empty cells of {each.name!r}: rename one of them.")
+                self._refuse(other, f"is called as the mark of empty cells of {each.name!r}: rename one of them.")
         self.features = made
 
     @property
@@ -368,15 +370,15 @@ class Columns:
         instead = f"say: columns: {{{name}: category}}." if each.cut else f"say: --as category {name}."
         way_out = f"Give another number, or leave the column out (--drop {name})."
         if not each.cut and not look.there:
-            self._tell(name, f"has no cell that is not empty: leave it out (--drop {name}).")
+            self._refuse(name, f"has no cell that is not empty: leave it out (--drop {name}).")
         if cells.is_list and Cells("", cells.type.rpartition("[")[0]).is_number:
             if look.shortest != look.longest:
-                self._tell(name, UNEQUAL.format(name))
+                self._refuse(name, UNEQUAL.format(name))
             bad.append((name, f"{cells.name} IS NULL", f"and a feature is a number. {way_out}"))
             bad.append((name, cells.is_not_finite, f"which is no finite float32. {way_out}"))
             return "list"
         if not cells.is_read and asked not in ("category", "text"):
-            self._tell(
+            self._refuse(
                 name, f"holds {cells.type}, of which no number was made. Cast it, or leave it out (--drop {name})."
             )
             return "number"
@@ -422,11 +424,8 @@ class Columns:
         for name in about.keys() & asked:
             if len(found.get(name, range(MOST + 1))) > MOST:
                 instead = f"columns: {{{name}: text}}" if cut else f"--as text {name}"
-                self._tell(name, f"has more than {MOST:,} different words: say that it is text ({instead}).")
+                self._refuse(name, f"has more than {MOST:,} different words: say that it is text ({instead}).")
         return found
-
-    def _tell(self, name: str, what: str) -> None:
-        self._work.problems.append(f"{self._table.source}: column {name!r} {what}")
 
 
 def columns_of(work: Work, table: Table, plan: TablePlan, whole: Plan) -> Columns:
@@ -493,7 +492,7 @@ def _label(work: Work, table: Table, name: str, array: str, look: Any, *, has_fr
     real = FLOAT if cells.type in ("FLOAT", "FLOAT[]") else DOUBLE
     if cells.is_list:
         if look.shortest != look.longest:
-            work.problems.append(f"{table.source}: column {name!r} {UNEQUAL.format(name)}")
+            work.refuse(table, name, UNEQUAL.format(name))
         return Made(array, LONG if cells.type.removesuffix("[]") in WHOLE else real, cells.name, look.longest or 0)
     if look.whole == look.there and not are_words:
         return Made(array, LONG, f"coalesce({cells.whole}, -1)")

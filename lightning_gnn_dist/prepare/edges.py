@@ -19,7 +19,7 @@ from lightning_gnn_dist.graph.typed.types import EdgeType, folder_of
 from lightning_gnn_dist.prepare.arrays import Progress, check_num_nodes
 from lightning_gnn_dist.prepare.journal import Journal
 from lightning_gnn_dist.prepare.nodes import Part
-from lightning_gnn_dist.prepare.plan import EdgeFiles, Plan
+from lightning_gnn_dist.prepare.plan import EdgeFiles, Plan, words_of
 
 
 @compiled
@@ -325,8 +325,3 @@ class EdgeSorting:
     def of_type(self, edge_type: EdgeType) -> Path:
         """The folder in which the edges of a type are worked on."""
         return self.folder / "edges" / folder_of(edge_type)
-
-
-def words_of(edge_type: EdgeType) -> str:
-    """A type in words."""
-    return " ".join(edge_type).strip() or "edges"

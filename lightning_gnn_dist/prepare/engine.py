@@ -287,7 +287,7 @@ class Work:
         """Run a stage unless it is done, and return what it tells. After a kill, or a problem, in it it runs again."""
         if (found := self._journal.get(name)) is None:
             before = len(self.problems)
-            found = json.loads(json.dumps([do()]))
+            found = json.loads(json.dumps([do()], default=vars))
             if len(self.problems) == before:
                 self._journal.record(**{name: found})
         return found[0]
@@ -329,6 +329,10 @@ class Work:
                 yield {name: batch.column(name) for name in batch.schema.names}
             self.problems += table.check(partial(_run, cursor))
 
+    def refuse(self, table: Table, column: str, what: str) -> None:
+        """Note what is wrong with a column."""
+        self.problems.append(f"{table.source}: column {column!r} {what}")
+
     def refuse_cells(self, table: Table, bad: Sequence[Bad]) -> None:
         """Note the first cells of columns that are wrong, and how many there are."""
         counts = self.look(table, ", ".join(f"count(*) FILTER ({sql})" for _, sql, _ in bad)) if bad else ()
@@ -341,7 +345,7 @@ class Work:
             if cell is not None:
                 holds = f"holds {cell!r} in row {self.place(table, row)}"
             more = f" (and in {count - 1:,} more, such as row {self.place(table, others[0][0])})" if others else ""
-            self.problems.append(f"{table.source}: column {column!r} {holds}{more}, {what}")
+            self.refuse(table, column, f"{holds}{more}, {what}")
 
     def place(self, table: Table, row: int) -> str:
         """A row in words: its number, and of several files the one that it is in."""

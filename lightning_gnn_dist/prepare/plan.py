@@ -97,6 +97,11 @@ class EdgeFiles:
         return Piece(sender, receiver, piece.file)
 
 
+def words_of(edge_type: EdgeType) -> str:
+    """A type of edges in words."""
+    return " ".join(edge_type).strip() or "edges"
+
+
 def turn_two_edges(file: Path) -> None:
     """Write an array of two edges with a row for each end, as its two rows would be taken for that."""
     if NpyFile.of(file).shape[0] == 2:
@@ -195,9 +200,7 @@ class TablePlan:
     @property
     def words(self) -> str:
         """What it holds, in words."""
-        if self.kind is not None:
-            return self.kind or "nodes"
-        return " ".join(next(iter(self.edges))).strip() or "edges"
+        return words_of(next(iter(self.edges))) if self.kind is None else self.kind or "nodes"
 
     @property
     def all_edges(self) -> dict[EdgeType, EdgeType]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -40,9 +40,6 @@ from lightning_gnn_dist.prepare.engine import (
 )
 from lightning_gnn_dist.prepare.plan import NodeFiles, Plan, TablePlan, edges_in, turn_two_edges
 from lightning_gnn_dist.prepare.reading import ENDS, is_parquet, load
-
-if TYPE_CHECKING:
-    from lightning_gnn_dist.graph.typed.tables import Tables
 
 NO_KEYS = "and keys are whole numbers or words."
 NO_DATES = "and keys are whole numbers or words: write dates as texts."
@@ -91,10 +88,8 @@ class Ids:
                 rows = work.run(f"SELECT n + 1 FROM {kept.name} WHERE k = ? ORDER BY n LIMIT 2", each)
                 first, second = (work.place(table, row) for (row,) in rows)
                 told = "twice" if times == 2 else f"{times} times"
-                work.problems.append(
-                    f"{table.source}: column {column!r} lists node {each} {told}, first in row {first}, then in row "
-                    f"{second}: every node has one row."
-                )
+                what = f"lists node {each} {told}, first in row {first}, then in row {second}: every node has one row."
+                work.refuse(table, column, what)
             what = "and every node has an id: fill it, or remove the row."
             work.refuse_cells(table, [(column, f"{cells.name} IS NULL", what)])
             return int(work.run(f"SELECT max(length(CAST(k AS VARCHAR))) FROM {kept.name}")[0][0] or 1)
@@ -142,7 +137,7 @@ def with_keys(work: Work, name: str, table: Table, keys: Sequence[str], time: st
         digits: Whether numbers with a fraction of 0 are whole numbers in a text, too, where 11.0 may be a word.
     """
     columns = dict.fromkeys([*keys, *([time] if time else [])])
-    num_rows, looks = work.stage(f"look at {name}", lambda: _looked_at(work, table, columns))
+    num_rows, looks = work.stage(f"look at {name}", lambda: work.look_at(table, columns, OF_KEYS))
     found, bad = {name: SimpleNamespace(**each) for name, each in looks.items()}, list[Bad]()
     casts, types = dict[str, str](), dict[str, str]()
     if not num_rows:
@@ -170,11 +165,6 @@ def with_keys(work: Work, name: str, table: Table, keys: Sequence[str], time: st
     return replace(table, num_rows=num_rows)
 
 
-def _looked_at(work: Work, table: Table, columns: Iterable[str]) -> tuple[int, dict[str, Any]]:
-    num_rows, found = work.look_at(table, columns, OF_KEYS)
-    return num_rows, {column: vars(each) for column, each in found.items()}
-
-
 class Unpacking:
     """The work of turning the tables of a plan into arrays in a folder; what a kill has left done stays.
 
@@ -185,7 +175,9 @@ class Unpacking:
         on_progress: Called with the name of a stage and the share of it that is done.
     """
 
-    of_database = False  # whether keys may be empty, and digits such as 007 and 11.0 name whole numbers
+    of_database = (
+        False  # whether keys may be empty, which name no node then, and digits such as 007 and 11.0 name whole numbers
+    )
     may_dangle = False  # whether edges are left out whose keys name no node
 
     def __init__(self, plan: Plan, folder: Path, memory_bytes: int, on_progress: Callable[[str, float], None]) -> None:
@@ -194,10 +186,6 @@ class Unpacking:
         digits = self.of_database
         self.ids = {kind: Ids(files.source, files.num_nodes, digits=digits) for kind, files in plan.nodes.items()}
         self.loaded, self.facts = list[Table](), list[dict[str, Any]]()
-
-    def may_be_empty(self, plan: TablePlan) -> bool:
-        """Whether keys of a table may be empty, which name no node then."""
-        return False
 
     def run(self) -> Plan:
         """Do all of it; return what to prepare without tables."""
@@ -226,18 +214,15 @@ class Unpacking:
                 for edge_type, as_written in each.all_edges.items():
                     edges[edge_type] = edges_in(folder / "edges" / as_written[1], flip=edge_type != as_written)
             lines = [(each.words, *line) for at, each in tables for line in self.facts[at].get("told", ())]
-            made = replace(self.plan, nodes=nodes, edges=edges, tables=(), ids=ids, told=lines)
-            return replace(made, of_tables=self.tables(made))
+            return replace(self.plan, nodes=nodes, edges=edges, tables=(), ids=ids, told=lines)
 
     def _check_units(self) -> None:
         """Refuse tables whose times are dates beside others whose times are numbers, and no seconds."""
         dates, others = list[str](), list[str]()
         for at, plan in enumerate(self.plan.tables):
             for are_dates in self.facts[at].get("dates", ()):
-                latest = max(
-                    np.load(file, mmap_mode="r").max(initial=0)
-                    for file in self.place(at).rglob(f"{self.plan.time}.npy")
-                )
+                times = [np.load(file, mmap_mode="r") for file in self.place(at).rglob(f"{self.plan.time}.npy")]
+                latest = max(each.max(initial=0) for each in times)
                 if are_dates:
                     dates.append(plan.words)
                 elif unit_of(latest) != "seconds":
@@ -285,10 +270,6 @@ class Unpacking:
         """What is to be known of a table that is written."""
         dates = [made.are_dates for made in columns.made if made.array == self.plan.time]
         return {"told": columns.told, "dates": dates}
-
-    def tables(self, made: Plan) -> Tables | None:
-        """What became of all tables, if they are those of a database."""
-        return None
 
     def write(self, at: int, plan: TablePlan) -> dict[str, Any]:
         """Write what becomes of a table; return what is to be known of it."""
@@ -362,7 +343,8 @@ class Unpacking:
                 what = "and an edge has two ends: fill it, or remove the row."
                 work.refuse_cells(table, [(column, f"{quoted(column)} IS NULL", what)])
             if not self.may_dangle:
-                looked_in, bad = ids.unknown(table, column, may_be_empty=self.may_be_empty(plan))
+                may_be_empty = self.of_database and type(plan) is TablePlan  # others are questions, and answers
+                looked_in, bad = ids.unknown(table, column, may_be_empty=may_be_empty)
                 work.refuse_cells(looked_in, [bad])
         if not work.problems and any(self.ids[kind].count is None for kind in plan.fkeys.values()):
             _check_largest(table.source, self.place(at) / "edges" / f"{EDGES}.npy", max(highest.values()))
@@ -375,11 +357,8 @@ def unit_of(time: float) -> str:
 
 def _check_largest(source: Path, file: Path, highest: int) -> None:
     """Refuse ids that say that there are more nodes than can be meant."""
-    try:
-        check_num_nodes(highest + 1, "")
-    except ValueError:
-        row = int((np.load(file, mmap_mode="r") == highest).any(1).argmax()) + 1
-        check_num_nodes(highest + 1, f"{source} names node {highest} in row {row}. It would be one of")
+    row = int((np.load(file, mmap_mode="r") == highest).any(1).argmax()) + 1
+    check_num_nodes(highest + 1, f"{source} names node {highest} in row {row}. It would be one of")
 
 
 def query_of(table: Table, cells: Mapping[str, str], keys: Sequence[tuple[str, Ids]]) -> str:
@@ -403,25 +382,22 @@ OfPiece = Callable[[Mapping[str, Any]], dict[str, Column]]
 def write_rows(work: Work, table: Table, query: str, folder: Path, of: OfPiece) -> None:
     """Write what ``of`` makes of each piece of a query as arrays, in the order of rows, in which a join may not be."""
     shutil.rmtree(folder, ignore_errors=True)
-    arrays, order, last, in_order = GrowingArrays(folder, table.source), GrowingArrays(folder, table.source), -1, True
+    arrays, last, in_order = GrowingArrays(folder, table.source), -1, True
     for piece in work.stream(query, table):
         rows = numpy_of(piece["row"])
         in_order &= bool((np.diff(rows, prepend=last) > 0).all())
-        order.add({"row": rows})
         last = int(rows[-1])
-        arrays.add(of(piece))
+        arrays.add({"row": rows} | of(piece))
     files = arrays.finish()
-    for rows_file in order.finish():
-        places = np.load(rows_file, mmap_mode="r")
-        for file in () if in_order else files:
-            # Edges that are fewer than the rows are sorted later by all that they have, their ends and times.
-            if NpyFile.of(file).shape[0] == len(places):
-                _put_in_order(file, places, work.rows_at_once)
-        rows_file.unlink()
-    for file in files:
+    for file in files[1:]:
+        # Edges that are fewer than the rows are sorted later by all that they have, their ends and times.
+        if not in_order and NpyFile.of(file).shape[0] == NpyFile.of(files[0]).shape[0]:
+            _put_in_order(file, np.load(files[0], mmap_mode="r"), work.rows_at_once)
         if file.stem == EDGES:
             turn_two_edges(file)
         flush(file)
+    for file in files[:1]:
+        file.unlink()
 
 
 def _put_in_order(file: Path, places: Column, rows_at_once: int) -> None:

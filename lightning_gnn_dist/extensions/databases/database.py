@@ -75,9 +75,6 @@ class DatabaseUnpacking(Unpacking):
         self.manifest, self.questions = manifest, dict[str, Questions]()
         self.may_dangle = manifest.path.name == RELBENCH  # as there
 
-    def may_be_empty(self, plan: TablePlan) -> bool:
-        return not isinstance(plan, TaskSpec | AnswerSpec)
-
     def load(self, name: str, plan: TablePlan) -> Table:
         if isinstance(plan, AnswerSpec):
             return self.questions[plan.task.name].answer_table(name)
@@ -132,8 +129,9 @@ class DatabaseUnpacking(Unpacking):
                 widths[array] = widths.get(array, 0) + width
         return {"features": features, "notes": notes, "times": times}
 
-    def tables(self, made: Plan) -> Tables:
-        """What became of the tables, by what writing each of them has told."""
+    def run(self) -> Plan:
+        """The same, with what became of the tables, by what writing each of them has told."""
+        made = super().run()
         facts = {plan.kind: told for plan, told in zip(self.plan.tables, self.facts, strict=True) if plan.kind}
         features = {
             name: tuple(Place(**each) for each in told["features"])
@@ -144,7 +142,7 @@ class DatabaseUnpacking(Unpacking):
         notes = self.manifest.notes + tuple(note for told in facts.values() for note in told["notes"])
         timed = tuple(name for name in features if facts[name]["times"] is not None)
         seen = tuple(kind for kind in made.edges if kind not in {task.answers for task in tasks.values()})
-        return Tables(features, tasks, seen, self._span(facts), timed, notes)
+        return replace(made, of_tables=Tables(features, tasks, seen, self._span(facts), timed, notes))
 
     def _span(self, facts: Mapping[str, Mapping[str, Any]]) -> float:
         """The time from the earliest row to the cut, or to the latest row. Times of several units are refused."""

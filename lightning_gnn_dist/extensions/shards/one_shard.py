@@ -28,9 +28,9 @@ from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.npy import Column, NpyFile
 from lightning_gnn_dist.graph.typed.types import EDGE, EdgeType, GraphTypes
 from lightning_gnn_dist.prepare.arrays import GrowingArrays, Progress, RowFiles
-from lightning_gnn_dist.prepare.edges import EdgeSorting, OnProgress, edges_at_once, words_of
+from lightning_gnn_dist.prepare.edges import EdgeSorting, OnProgress, edges_at_once
 from lightning_gnn_dist.prepare.nodes import NodesOfType, Part
-from lightning_gnn_dist.prepare.plan import EdgeFiles, Plan, edges_in, turn_two_edges
+from lightning_gnn_dist.prepare.plan import EdgeFiles, Plan, edges_in, turn_two_edges, words_of
 from lightning_gnn_dist.prepare.prepare_graph import Portion
 
 NODES_AT_ONCE = 1 << 22
