@@ -319,12 +319,12 @@ class LocalGraph(GraphAccess):
 
     def training_source(self, part: Graph, sampler: Sampler) -> BatchSource:
         if not self.is_cut or self.outside is None:
-            return self.source(self.shown(part), sampler)
+            return self._source(self.shown(part), sampler)
         graph, finish = self.outside.of_batches(part, are_whole=isinstance(sampler, WholePartSampler))
-        return self.source(graph, sampler, finish)
+        return self._source(graph, sampler, finish)
 
     def whole_source(self, sampler: Sampler, *, evaluates: bool = False) -> BatchSource:
-        return self.source(self.graph, sampler, sources=self._evaluation if evaluates else None)
+        return self._source(self.graph, sampler, sources=self._evaluation if evaluates else None)
 
     @cached_property
     def _evaluation(self) -> Any:
@@ -337,7 +337,7 @@ class LocalGraph(GraphAccess):
             return found.beyond_memory(self.graph, host)
         return self._sources
 
-    def source(self, graph: Graph, sampler: Sampler, finish: Finish | None = None, sources: Any = None) -> BatchSource:
+    def _source(self, graph: Graph, sampler: Sampler, finish: Finish | None = None, sources: Any = None) -> BatchSource:
         """Return the source of batches of a part or of the whole graph, made where ``loading`` says."""
         if (sources := sources or self._sources) is not None:
             made: BatchSource | None = sources.source(self, graph, sampler, finish)

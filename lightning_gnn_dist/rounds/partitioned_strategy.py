@@ -253,7 +253,7 @@ class PartitionedStrategy(DDPStrategy):
         super().setup_distributed()
         if self.world_size > 1:
             channel.note_host()
-            find_hosts(self.node_rank, self.num_nodes)
+        find_hosts(self.node_rank, self.num_nodes)  # also on one rank, behind a fit that had several hosts
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Reduce as Lightning does, but compute means of scalars and of integers in float64.

@@ -92,7 +92,7 @@ def find_hosts(own: int, num_hosts: int) -> None:
         own: The number of this rank's host, as its launcher says.
         num_hosts: How many there are.
     """
-    if num_hosts == 1:
+    if num_hosts == 1 or world_size() == 1:
         collectives.hosts = None
     elif collectives.hosts is None or collectives.hosts.world is not dist.group.WORLD:
         collectives.hosts = Hosts([host for (host,) in gather_numbers([own], CPU)])
