@@ -64,7 +64,6 @@ def test_settings_that_do_not_go_together_are_refused(options: Any, message: str
 def test_what_batches_are_made_of_is_settled_as_a_search_for_a_batch_size_is_told(tmp_path: Path) -> None:
     data = data_with()
     data.batch_size, data.sampler, data.evaluation = 30, lgd.NeighborSampler([15, 10]), lgd.Evaluation()
-    assert data.on(small_graph()).batch_size == 30
     for name, value in {"batch_size": 60, "seed": 3, "sampler": lgd.NeighborSampler([2]), "loading": None}.items():
         with pytest.raises(AttributeError, match=rf"Make another, PartitionedDataModule\(..., {name}="):
             setattr(data, name, value)

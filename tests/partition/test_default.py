@@ -3,7 +3,7 @@
 import importlib.util
 import re
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.cutting import partitioner_of
-from lightning_gnn_dist.cli.options import parser
+from lightning_gnn_dist.cli.options import add_partitioner
 from lightning_gnn_dist.graph.graph import bytes_of_part
 from lightning_gnn_dist.partition import default, kaminpar, metis
 from lightning_gnn_dist.partition.default import default_partitioner
@@ -50,7 +50,8 @@ ALIKE, UNLIKE = lgd.SuperNodePartitioner(), lgd.MetisPartitioner()
     ],
     ids=["averaging", "LLCG", "chunks dealt anew", "named", "gradients"],
 )
-def test_ranks_that_average_models_get_parts_that_look_alike(strategy, options, expected) -> None:
+def test_ranks_that_average_models_get_parts_that_look_alike(strategy, options, expected, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", [__file__])  # a script that starts ranks
     graph = lgd.communities(400, 4, num_features=4)
     data = lgd.PartitionedDataModule(graph, sampler=lgd.NeighborSampler([2]), **options)
     assert data.partitioner == UNLIKE  # before anybody knows the strategy
@@ -91,7 +92,9 @@ def test_who_asks_for_metis_is_told_the_way_out(make: Callable[[], object], inst
 
 
 def on_the_command_line(*words: str) -> object:
-    options: Namespace = parser().parse_args(["divide", "graph", "shards", "--parts=2", *words])
+    command = ArgumentParser()
+    add_partitioner(command)
+    options = command.parse_args(words)
     return partitioner_of(options.partitioner, options, lgd.communities(60, 2, num_features=4))
 
 

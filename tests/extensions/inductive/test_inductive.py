@@ -93,6 +93,7 @@ def judged_elsewhere(rank: int, world_size: int, kind: str, strategy: str, folde
     right = rows.argmax(1) == graph.node_arrays["y"]
     assert float(running.callback_metrics["val"]) == pytest.approx(float(right[graph.split("val")].double().mean()))
     others = data.on(graph)
+    assert others.batch_size == 16
     for each in (data, others):
         found = trainer(world_size, STRATEGIES[strategy]()).test(module, each, verbose=False)
         assert found[0]["test"] == pytest.approx(float(right[graph.split("test")].double().mean()))
