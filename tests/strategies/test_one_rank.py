@@ -15,7 +15,7 @@ from torch import Tensor
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.source import stream_to
 from lightning_gnn_dist.rounds import meeting
-from lightning_gnn_dist.wire import alike
+from lightning_gnn_dist.wire import alike, collectives
 from tests.every_strategy import PATIENCE, every_strategy
 from tests.layers.typed_model import some_data
 from tests.ranks import RankError, run_ranks
@@ -48,6 +48,19 @@ def alone(rank: int, world_size: int) -> dict[str, State]:
 def test_it_is_plain_lightning() -> None:
     (states,) = run_ranks(alone, 1)
     assert {name: differs(state, states["plain"]) for name, state in states.items()} == dict.fromkeys(MADE, 0.0)
+
+
+def behind_a_fit_on_two_hosts(rank: int, world_size: int) -> list[object]:
+    found = []
+    for make in (MADE["grappa"], MADE["local_sgd"]):
+        collectives.hosts = object()
+        fit(make(), model(Batched), data_module(), 1)
+        found.append(collectives.hosts)
+    return found
+
+
+def test_it_forgets_the_hosts_of_a_fit_before() -> None:
+    assert run_ranks(behind_a_fit_on_two_hosts, 1) == [[None, None]]
 
 
 # Statistics of batch normalisation: those of the whole graph, and those that stay as they are.
