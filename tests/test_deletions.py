@@ -63,11 +63,10 @@ if __name__ == "__main__":
         trainer.fit(model, data)
         assert not any(map(torch.equal, before, model.parameters()))
 """
-CORE = [f"tests/{name}.py" for name in ("boundary/test_auto", "data/test_settings", "graph/test_graph", "test_public")]
-CORE += [f"tests/{name}.py" for name in ("test_docs", "test_readme", "test_readme_code", "test_checks")]
-CORE += [
-    f"tests/{name}.py" for name in ("partition/test_base", "sampling/test_all_samplers", "strategies/test_one_rank")
-]
+CORE = [f"tests/test_{name}.py" for name in ("checks", "docs", "public", "readme", "readme_code")]
+CORE += [f"tests/{name}.py" for name in ("boundary/test_auto", "cli/test_options", "data/test_settings")]
+CORE += [f"tests/{name}.py" for name in ("graph/test_graph", "partition/test_base", "partition/test_default")]
+CORE += [f"tests/{name}.py" for name in ("sampling/test_all_samplers", "strategies/test_one_rank")]
 
 
 def copy_without(names: list[str], folder: Path) -> None:
