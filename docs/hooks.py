@@ -67,7 +67,7 @@ def on_page_content(content: str, **_: Any) -> str:
 def _gone_pages() -> set[str]:
     """The pages that extensions had for themselves, which went with their folders."""
     rows = re.findall(r"^\| `(\w+)` \| \[[^]]*\]\(([\w-]+\.md)\)", (DOCS / "architecture.md").read_text(), re.MULTILINE)
-    return {page for name, page in rows if not (GONE.parent / "extensions" / name).exists()}
+    return {page for name, page in rows if not (GONE.parent / "extensions" / name / "__init__.py").exists()}
 
 
 def _without_gone(nav: Any) -> Any:
