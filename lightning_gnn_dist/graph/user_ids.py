@@ -173,9 +173,9 @@ def nodes_with_ids(path: str | Path, ids: Sequence[Any] | Ids, node_type: str = 
         raise ValueError(f"ids must be a list of ids as the tables have them, got {shown(ids)}.")
     try:
         numbers = asked.astype(known.dtype) if known.dtype.kind in "iuf" else asked.astype(str)
-    except ValueError as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"ids must be numbers, as those of {path} are, got {shown(ids)}.") from error
-    if known.dtype.kind in "iu" and asked.dtype.kind == "f" and (numbers != asked).any():
+    if known.dtype.kind in "iu" and asked.dtype.kind in "fu" and (numbers != asked).any():
         raise ValueError(f"ids must be whole numbers, as those of {path} are, got {shown(ids)}.")
     asked = numbers
     found = places_of(known, asked)

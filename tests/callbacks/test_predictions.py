@@ -224,8 +224,11 @@ def test_ids_may_be_numbers(tmp_path: Path) -> None:
     assert nodes_with_ids(graph, ["7000", "0"]).tolist() == [1, 0] == nodes_with_ids(graph, [7000, 0]).tolist()
     with pytest.raises(ValueError, match=r"ids must be numbers, as those of .*graph are, got \['W7'\]"):
         nodes_with_ids(graph, ["W7"])
-    with pytest.raises(ValueError, match=r"ids must be whole numbers, as those of .*graph are, got \[7000.5\]"):
-        nodes_with_ids(graph, [7000.5])
+    for odd in (7000.5, 2**64 - 1):
+        with pytest.raises(ValueError, match=rf"ids must be whole numbers, as those of .*graph are, got \[{odd}\]"):
+            nodes_with_ids(graph, [odd])
+    with pytest.raises(ValueError, match=r"ids must be numbers, as those of .*graph are, got \[None\]"):
+        nodes_with_ids(graph, [None])
 
 
 def test_columns_of_a_question_stay_beside_what_is_predicted() -> None:
