@@ -493,6 +493,8 @@ def _label(work: Work, table: Table, name: str, array: str, look: Any, *, has_fr
     if cells.is_list:
         if look.shortest != look.longest:
             work.refuse(table, name, UNEQUAL.format(name))
+        is_short = f"coalesce(list_count({cells.name}) < len({cells.name}), true)"
+        work.refuse_cells(table, [(name, is_short, "and each row has a list of labels without a gap: fill it.")])
         return Made(array, LONG if cells.type.removesuffix("[]") in WHOLE else real, cells.name, look.longest or 0)
     if look.whole == look.there and not are_words:
         return Made(array, LONG, f"coalesce({cells.whole}, -1)")

@@ -232,6 +232,14 @@ def test_what_is_wrong_is_named(damage: Callable[[Path], object], message: str, 
     [
         ({"f0": pa.array([float("nan")] + [1.0] * (NUM_NODES - 1))}, r"'f0' holds 'nan' in row 1.*--drop f0"),
         ({"f0": pa.array([[1.0]] * (NUM_NODES - 1) + [[1.0, 2.0]])}, "lists of unequal length"),
+        (
+            {"label": pa.array([[1, 0]] * (NUM_NODES - 1) + [None])},
+            "'label' is empty in row 60, and each row has a list",
+        ),
+        (
+            {"label": pa.array([[1, 0]] * (NUM_NODES - 1) + [[None, 1]])},
+            r"'label' holds '\[NULL, 1\]' in row 60, and each",
+        ),
         ({"f0": pa.array([{"a": 1}] * NUM_NODES)}, r"^[^\n]*'f0' holds STRUCT.*, of which no number"),
         (
             {"f0": pa.array([["w"], ["v", "w"]] * (NUM_NODES // 2))},
