@@ -24,6 +24,8 @@ DOCS = ROOT / "docs"
 MEASUREMENTS = ROOT / "benchmarks"
 GONE = ROOT / "lightning_gnn_dist" / "gone.py"
 _LINK = re.compile(r"(?<=\])\((?!https?://|#)([^)#\s]+)(#[^)\s]*)?\)")
+_LINKED = re.compile(r"\[([^]]*)\]\(([^)#\s]+)[^)]*\)")  # words, and where they lead
+_PLACE = re.compile(r"^::: (\S+)\n", re.MULTILINE)  # of the page of the API
 _CONSOLE = re.compile(r'<div class="language-console highlight">(<pre>.*?</pre>)</div>', re.DOTALL)
 
 
@@ -49,12 +51,11 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         rows = [f"| `{name}` | {way} |" for name, way in run_path(str(GONE))["GONE"].items()]
         markdown = "\n".join([markdown, "| it was | in its place |", "|---|---|", *rows])
     if page.file.src_uri == "api.md":
-        markdown = re.sub(
-            r"^::: (\S+)\n", lambda match: match[0] if match[1] in _places() else "", markdown, flags=re.M
-        )
-    markdown = re.sub(r"\[([^]]*)\]\(([^)#\s]+)[^)]*\)", _without_link, markdown)
+        markdown = _PLACE.sub(lambda match: match[0] if match[1] in _places() else "", markdown)
     here = posixpath.dirname(page.file.src_uri)
     source = ROOT if page.file.src_uri == "index.md" else MEASUREMENTS if here == MEASUREMENTS.name else DOCS / here
+    gone = {DOCS / name for name in _gone_pages()}
+    markdown = _LINKED.sub(lambda match: match[1] if (source / match[2]).resolve() in gone else match[0], markdown)
     return _LINK.sub(lambda match: f"({posixpath.relpath(_place(source / match[1]), here)}{match[2] or ''})", markdown)
 
 
@@ -76,10 +77,6 @@ def _without_gone(nav: Any) -> Any:
     if isinstance(nav, dict):
         return {title: kept for title, below in nav.items() if (kept := _without_gone(below))}
     return None if nav in _gone_pages() else nav
-
-
-def _without_link(match: re.Match[str]) -> str:
-    return match[1] if posixpath.basename(match[2]) in _gone_pages() else match[0]
 
 
 @cache

@@ -159,6 +159,7 @@ def commands() -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(bool(MISSING), reason="some are of extensions")
 def test_the_commands_of_the_guides_run(tmp_path: Path) -> None:
     graph = communities(2000, 8, num_features=64).to_pyg()
     (tmp_path / "big").mkdir()

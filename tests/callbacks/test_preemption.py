@@ -14,6 +14,7 @@ from lightning.pytorch import Callback
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.callbacks.preemption import FILE_NAME, PreemptionCheckpoint
+from tests.cli.conftest import EXAMPLES, shipped
 from tests.data_fitting import trainer
 from tests.every_strategy import every_strategy
 from tests.python_server import fast_python
@@ -21,7 +22,6 @@ from tests.ranks import run_ranks
 from tests.sage import SAGE
 from tests.strategies.fitting import State, differs, state_of
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 STRATEGIES = every_strategy(5)
 
 
@@ -95,6 +95,7 @@ RUNS = [("lightning", "llcg"), ("torchrun", "local_sgd")]  # the ways to start; 
 TOLD = "{class_path: tests.callbacks.test_preemption.Preempt, init_args: {rank: 1, at: 5}}"
 
 
+@shipped
 @pytest.mark.slow
 @pytest.mark.parametrize(("launcher", "name"), RUNS)
 def test_the_command_stops_with_a_checkpoint_and_goes_on(launcher: str, name: str, tmp_path: Path) -> None:

@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from lightning_gnn_dist.cli.main import main
+from tests.extensions import MISSING
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+shipped = pytest.mark.skipif(bool(MISSING), reason="what is shipped is about all of the package")
 Command, Refused = Callable[..., None], Callable[..., str]
 
 

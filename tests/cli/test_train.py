@@ -23,7 +23,7 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.cli.options import nodes_named, words_in
 from lightning_gnn_dist.cli.train import nodes_asked
-from tests.cli.conftest import EXAMPLES, Command, Refused
+from tests.cli.conftest import EXAMPLES, Command, Refused, shipped
 from tests.ranks import run_ranks
 
 OF_EXTENSIONS = {"links.yaml", "recommending.yaml", "relational.yaml", "whole_graph.yaml"}  # tried by their tests
@@ -44,6 +44,7 @@ def logged(run: Path, name: str = "accuracy") -> list[float]:
     return [float(row[name]) for row in rows if row[name]]
 
 
+@shipped
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_shipped_config_trains_and_is_kept_beside_its_logs(name: str, tmp_path: Path) -> None:
@@ -79,6 +80,7 @@ def evaluate(rank: int, world_size: int, folder: str) -> None:
         command(rank, world_size, subcommand, "--config=configs/local_sgd.yaml", *save, f"--ckpt_path={checkpoint}")
 
 
+@shipped
 @pytest.mark.slow
 def test_a_checkpoint_is_evaluated(tmp_path: Path) -> None:
     run_ranks(evaluate, 2, str(tmp_path))
