@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # tests/extensions names none.
 WHOLE = [
     *("combinations.py", "golden", "gpu", "test_combinations.py", "test_examples.py", "test_golden.py"),
-    *("test_notebook.py", "test_tutorials.py"),
+    *("test_hosts.py", "test_notebook.py", "test_tutorials.py"),
 ]
 OF_ALL = [*WHOLE, "test_docs.py", "test_peers.py", "test_readme_code.py"]
 collect_ignore = WHOLE if MISSING else []
