@@ -28,7 +28,7 @@ def check_files(arguments: Sequence[str]) -> None:
 
 def _values(arguments: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield each option with its value, or the argument that follows it."""
-    for option, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for option, following in zip(arguments, [*arguments, ""][1:], strict=True):
         name, equals, value = option.partition("=")
         if name.startswith("-") and (equals or following):
             yield name, value if equals else following

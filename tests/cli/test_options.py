@@ -292,6 +292,10 @@ def test_files_with_aliases_pass_and_those_for_other_options_are_looked_at_too(t
         check_files(["--model", f"{tmp_path}/model.yaml"])
 
 
+def test_a_command_alone_is_told_what_it_needs(refused: Refused) -> None:
+    assert "error: the following arguments are required: fit.data, fit.model" in refused("fit")
+
+
 @pytest.mark.parametrize("path", ["nowhere.yaml", "", "."])
 def test_a_configuration_must_be_a_file(path: str) -> None:
     with pytest.raises((ValueError, FileNotFoundError), match="--config must be a"):
