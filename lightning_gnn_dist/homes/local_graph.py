@@ -34,7 +34,7 @@ from lightning_gnn_dist.layers.layered_loader import ReadyRows
 from lightning_gnn_dist.layers.through_layers import Layer, ModelLayers, has_layers, whole_graph_arrays
 from lightning_gnn_dist.names import extension, offered
 from lightning_gnn_dist.partition.base import Cut, Partition
-from lightning_gnn_dist.sampling.base import Sampler, SeesByTime
+from lightning_gnn_dist.sampling.base import Sampler, SeesByTime, check_samples
 from lightning_gnn_dist.sampling.whole import WholePartSampler
 from lightning_gnn_dist.wire.channel import Channel
 
@@ -93,6 +93,8 @@ class LocalGraph(GraphAccess):
             name = "rows on devices" if loading.cache_bytes is None else "rows in files"
             self._sources = extension(name).of(running.settings, graph)
         super().__init__(running, boundary, coverage)
+        for sampler in running.settings.samplers:
+            check_samples(sampler, self.graph)
 
     # The graph.
 

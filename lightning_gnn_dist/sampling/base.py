@@ -106,6 +106,33 @@ def check_bulk(
     return [(check_seeds(ids, num_nodes), key) for ids, key in zip(seeds, keys, strict=True)]
 
 
+def check_samples(sampler: Sampler, graph: Graph) -> None:
+    """Refuse a sampler of one's own if no batches can be made of what it draws around two nodes, the later one first.
+
+    Such a fit would learn from other nodes than its seeds, without a word.
+    """
+    kind, seeds = type(sampler), torch.tensor(graph.types.seed_ids[:2][::-1])
+    if kind.__module__.partition(".")[0] == __name__.partition(".")[0] or not len(seeds):
+        return
+    samples = sampler.sample_bulk(graph, [seeds, seeds[:1]], [BatchKey(0, 0, 0), BatchKey(0, 0, 1)])
+    name = f"{kind.__name__}.sample_bulk()"
+    if len(samples) != 2:
+        raise ValueError(f"{name} must return a sample for each batch, got {len(samples)} for 2.")
+    for sample, ids in zip(samples, [seeds, seeds[:1]], strict=True):
+        found = sample.nodes[: len(ids)]
+        if sample.num_sampled_nodes[0] != len(ids) or not (sample.is_constant or found.equal(ids)):
+            raise ValueError(
+                f"{name} must return the seeds first, in their order, and count them as hop 0: seeds {ids.tolist()} "
+                f"came back as nodes that begin with {found.tolist()}, {sample.num_sampled_nodes[0]} of them in hop 0."
+            )
+        counts = sum(sample.num_sampled_nodes), sum(sample.num_sampled_edges)
+        if counts != (len(sample.nodes), len(sample.indices)):
+            raise ValueError(
+                f"{name} must count all nodes and edges in num_sampled_nodes and num_sampled_edges, got "
+                f"{counts[0]} of {len(sample.nodes)} nodes and {counts[1]} of {len(sample.indices)} edges."
+            )
+
+
 def _checked(key: BatchKey) -> BatchKey:
     if not isinstance(key, tuple | list) or len(key) != len(BatchKey._fields):
         raise TypeError(f"keys must hold BatchKey(seed, epoch, batch), got {shown(key)}.")

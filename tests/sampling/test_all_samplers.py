@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.pool import gather_rows
 from lightning_gnn_dist.batches.source import assemble
 from lightning_gnn_dist.engine import sample as sample_module
-from lightning_gnn_dist.engine.sample import BatchKey
+from lightning_gnn_dist.engine.sample import BatchKey, Sample
 from lightning_gnn_dist.graph.graph_report import report_of
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.samplers import SAMPLERS, graph_for_all, of_extensions
@@ -176,3 +177,32 @@ def test_as_many_chunks_as_no_machine_holds_are_refused() -> None:
     graph.node_arrays["chunk"] = torch.full((40,), 2**40)
     with pytest.raises(ValueError, match="chunk holds the number 1099511627776"):
         lgd.ClusterSampler(1).sample_bulk(graph, [torch.tensor([0])], [KEY])
+
+
+@dataclass(frozen=True)
+class OfOthers:
+    """A sampler of one's own, which changes what another draws."""
+
+    changed: Callable[[list[Sample]], list[Sample]]
+    num_hops: int = 1
+
+    def sample_bulk(self, graph: lgd.Graph, seeds: list[torch.Tensor], keys: list[BatchKey]) -> list[Sample]:
+        return self.changed(lgd.NeighborSampler([2]).sample_bulk(graph, seeds, keys))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (
+            lambda drawn: [each._replace(nodes=each.nodes.sort().values) for each in drawn],
+            r"first.*seeds \[1, 0\]",
+        ),
+        (lambda drawn: [each._replace(num_sampled_nodes=[len(each.nodes), 0]) for each in drawn], "as hop 0"),
+        (lambda drawn: [each._replace(num_sampled_edges=[0]) for each in drawn], "and 0 of 4 edges"),
+        (lambda drawn: drawn[:1], "a sample for each batch, got 1 for 2"),
+    ],
+)
+def test_a_sampler_of_ones_own_returns_what_batches_are_made_of(changed: Any, words: str, graph: lgd.Graph) -> None:
+    lgd.PartitionedDataModule(graph, sampler=OfOthers(list))
+    with pytest.raises(ValueError, match=f"OfOthers.sample_bulk.. must .*{words}"):
+        lgd.PartitionedDataModule(graph, sampler=OfOthers(changed))
