@@ -31,12 +31,11 @@ import ast
 import inspect
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_gnn_dist.answers import answers_unknown_names, did_you_mean
 from lightning_gnn_dist.gone import way_out
-from lightning_gnn_dist.names import FOLDER, imported
+from lightning_gnn_dist.names import FOLDER, imported, is_there
 from lightning_gnn_dist.short_names import tell_lightning
 
 # The one list of public names. Each is imported when it is first asked for: torch, PyG and Lightning take seconds,
@@ -120,9 +119,7 @@ def _listed() -> dict[str, str]:
     names = next(statement for statement in source.body if isinstance(statement, ast.If))
     imports = [line for line in names.body if isinstance(line, ast.ImportFrom)]
     found = {alias.name: str(line.module) for line in imports for alias in line.names}
-    root, of_extensions = Path(__file__).parents[1], {module for module in found.values() if module.startswith(FOLDER)}
-    gone = {module for module in of_extensions if not (root / f"{module.replace('.', '/')}.py").exists()}
-    return {name: module for name, module in found.items() if module not in gone}
+    return {name: module for name, module in found.items() if not module.startswith(FOLDER) or is_there(module)}
 
 
 _DEFINED_IN = _listed()

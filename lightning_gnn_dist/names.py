@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.machinery import PathFinder
+from os.path import dirname
 from pkgutil import resolve_name
 from typing import Any
 
@@ -39,7 +41,8 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
 def extension(name: str) -> Any:
     """Import what an extension has under a name of :data:`EXTENSIONS`; refuse one whose folder was taken out."""
     if (found := offered(name)) is None:
-        raise ImportError(f"This needs {name!r}, which this copy of lightning_gnn_dist lacks: install all of it.")
+        lacks = f"This needs {name!r}, which this copy of lightning_gnn_dist lacks: install all of it."
+        raise ModuleNotFoundError(lacks)
     return found
 
 
@@ -53,6 +56,12 @@ def imported(place: str) -> Any | None:
     try:
         return resolve_name(place)
     except ModuleNotFoundError as error:
-        if not f"{error.name}.".startswith(FOLDER):
+        if not f"{error.name}.".startswith(FOLDER) or is_there(str(error.name)):
             raise
         return None
+
+
+def is_there(module: str) -> bool:
+    """Whether the extension that has a module was not taken out; what Python keeps of one does not count."""
+    found = PathFinder.find_spec(module.removeprefix(FOLDER).partition(".")[0], [f"{dirname(__file__)}/extensions"])
+    return found is not None and found.origin is not None

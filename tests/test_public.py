@@ -1,6 +1,7 @@
 """The public surface: what the package exports, and the names that Lightning learns."""
 
 import inspect
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -80,6 +81,17 @@ def test_no_release_of_lightning_that_runs_foreign_code_is_allowed() -> None:
 def test_every_place_of_an_extension_is_there() -> None:
     places = [*EXTENSIONS.values(), *OF_EXTENSIONS, *OF_PREDICT]
     assert [place for place in places if imported(place) is None] == []
+    module = places[0].partition(":")[0]
+    with pytest.raises(ModuleNotFoundError, match=f"{module}_no_more"):  # a wrong import is not one that was taken out
+        imported(f"{module}_no_more:it")
+
+
+def test_names_are_those_of_all_extensions_in_an_archive(tmp_path: Path) -> None:
+    package = Path(lightning_gnn_dist.__file__).parent
+    archive = shutil.make_archive(str(tmp_path / "package"), "zip", package.parent, package.name)
+    code = f"import sys\nsys.path.insert(0, {archive!r})\nimport lightning_gnn_dist as there\nprint(len(there.__all__))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert int(run.stdout) == len(vars(lightning_gnn_dist)["__all__"])
 
 
 # What an import costs: the package and its command line load torch, PyG and Lightning where they are used.

@@ -62,14 +62,20 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
         judging: What is judged and predicted, where that is another graph. Default: what is learned.
     """
 
+    sampler: Sampler
+    batch_size: int
+    loading: Loading
+    evaluation: Evaluation
+    global_batching: GlobalBatching
+
     def __init__(self, task: Task, judging: Task | None = None) -> None:
         self._task, self._home = task, task.home
         self._judging = task if judging is None else judging
         self._tasks = [task] if judging is None else [task, judging]
         super().__init__()
         settings = self._home.running.settings
-        self.sampler, self.batch_size, self.loading = settings.training_sampler, settings.batch_size, settings.loading
-        self.evaluation, self.global_batching = settings.evaluation, settings.global_batching
+        vars(self).update(sampler=settings.training_sampler, batch_size=settings.batch_size, loading=settings.loading)
+        vars(self).update(evaluation=settings.evaluation, global_batching=settings.global_batching)
         self.predicted: Tensor | None = None  # nodes of the graph; None is all
         self._train_batches: Batches | None = None
         self._anchors: tuple[Graph, Batches] | None = None  # of the running part
@@ -77,8 +83,9 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
     # What it was made of.
 
     def __setattr__(self, name: str, value: Any) -> None:
-        now = getattr(self, name, value) if name in BatchSettings.__dataclass_fields__ else value
-        if value is not now and value != now:
+        is_settled = name in BatchSettings.__dataclass_fields__ and "_home" in vars(self)
+        now = getattr(self, name, value) if is_settled else value
+        if value is not now and (type(value) is not type(now) or value != now):
             said = f"{name} is {shown(now)} for good: batches are made as a data module was told when it was made."
             raise AttributeError(f"{said} Make another, {type(self).__name__}(..., {name}={shown(value)}).")
         super().__setattr__(name, value)
@@ -367,7 +374,8 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
     @property
     def uncovered(self) -> tuple[int, int]:
         """The counts of seeds of weight 0 and of all seeds in the part that was read; (0, 0) where none has its own."""
-        return self._home.parts.uncovered
+        parts = vars(self._home).get("parts")  # which only a run has, and asking would read
+        return (0, 0) if parts is None else parts.uncovered
 
     def against_averaging(self) -> str | None:
         """Return why averaging alone loses accuracy on these parts, and what to do; None where it loses little."""
@@ -512,7 +520,6 @@ class PartitionedDataModule(GraphDataModule):
         """
         given = self._given | {"evaluation": replace(self.evaluation, on=None)}
         found = copy(self)  # of a class derived from this one, too
-        del found.evaluation
         PartitionedDataModule.__init__(found, graph, **given)
         extension("another graph").check_alike("on(...)", self._home.types, found._home.types)
         return found if self.predicted is None else found.only(self.predicted - self._judging.home.types.seed_ids.start)

@@ -72,6 +72,36 @@ def test_what_batches_are_made_of_is_settled_as_a_search_for_a_batch_size_is_tol
         trainer(1, "auto", callbacks=[finder], default_root_dir=tmp_path).fit(model(), data)
 
 
+class OfClass(lgd.PartitionedDataModule):
+    batch_size: int = 1024
+    evaluation = lgd.Evaluation(batch_size=7)
+
+
+class SetBefore(lgd.PartitionedDataModule):
+    def __init__(self, graph: lgd.Graph, **options: Any) -> None:
+        self.sampler, self.batch_size = None, 16  # type: ignore[assignment]
+        super().__init__(graph, **options)
+
+
+@pytest.mark.parametrize("kind", [OfClass, SetBefore])
+def test_a_data_module_of_a_users_class_is_made_with_the_settings_that_it_gives(kind: Any) -> None:
+    data = kind(small_graph(), batch_size=30)
+    assert (
+        (data.batch_size, data.evaluation)
+        == (30, lgd.Evaluation())
+        == (data.on(small_graph()).batch_size, data.evaluation)
+    )
+    with pytest.raises(AttributeError, match="batch_size is 30 for good"):
+        data.batch_size = torch.tensor([30, 31])
+
+
+def test_what_is_uncovered_is_asked_of_a_run_alone() -> None:
+    data = data_with()
+    assert data.uncovered == (0, 0)
+    trainer(1, "auto").fit(model(), data)
+    assert data.uncovered == (0, 0) and "parts" not in vars(data._home)  # the next fit reads the graph as it is then
+
+
 def data_with(seed: int | None = None) -> lgd.PartitionedDataModule:
     return lgd.PartitionedDataModule(small_graph(), partitioner=lgd.RandomPartitioner(), batch_size=30, seed=seed)
 
