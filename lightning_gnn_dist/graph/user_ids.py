@@ -169,6 +169,8 @@ def nodes_with_ids(path: str | Path, ids: Sequence[Any] | Ids, node_type: str = 
         node_type: The type of the nodes, of a graph with types.
     """
     known, asked = known_ids(check_path("path", path), node_type), np.asarray(ids)
+    if asked.dtype.kind == "f" and known.dtype.kind not in "iuf" and isinstance(ids, list | tuple):
+        asked = np.asarray(ids, object)  # ints of 2**63 and above beside smaller ones would be rounded
     if asked.ndim != 1 or asked.size == 0:
         raise ValueError(f"ids must be a list of ids as the tables have them, got {shown(ids)}.")
     try:

@@ -229,9 +229,10 @@ class Carried:
         """The rows of ``count`` edges from ``first`` on, by array, checked: later only bytes are moved."""
         found = {name: rows.read(first, count) for name, rows in self.arrays.items()}
         for name, array in found.items():
-            if name in LABELS_OF_EDGES:
-                continue  # where NaN is no label
-            convert.check_finite(self.arrays[name].as_tensor(array), first, name=name, row="edge")
+            tensor = self.arrays[name].as_tensor(array)
+            if name in LABELS_OF_EDGES and tensor.is_floating_point():
+                tensor = tensor.masked_fill(tensor.isnan(), 0)  # NaN is no label
+            convert.check_finite(tensor, first, name=name, row="edge")
         return found
 
     def read(self, first: int, count: int) -> Column:

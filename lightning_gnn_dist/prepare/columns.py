@@ -386,8 +386,9 @@ class Columns:
         def are_nearly_all(count: int) -> bool:
             return bool(count == look.there if each.cut else count > NEARLY_ALL * look.there)
 
-        are_numbers = are_nearly_all(look.numbers) and (each.cut is not None or not look.padded)
-        are_dates = cells.is_date or are_nearly_all(look.dates)
+        are_codes = each.cut is None and look.padded  # of which 0421 is no number, nor the year 421
+        are_numbers = are_nearly_all(look.numbers) and not are_codes
+        are_dates = cells.is_date or (are_nearly_all(look.dates) and not are_codes)
         kind = asked or ("number" if are_numbers or cells.is_number else "time" if are_dates else None)
         others = "" if asked else ", as nearly all others are"
         if each.cut and not look.there:
@@ -455,7 +456,8 @@ def columns_of(work: Work, table: Table, plan: TablePlan, whole: Plan) -> Column
         else:
             made += _made(work, table, name, named[name], role, looks[name], bad)
     of_role = {role: name for name, role in roles.items()}
-    if {"y", "split"} <= of_role.keys() and not whole.float_labels:
+    classes = {each.array for each in made if each.dtype == LONG}
+    if {"y", "split"} <= of_role.keys() and not of_edges and not whole.float_labels and named[of_role["y"]] in classes:
         label, split = (table.cells(of_role[role]) for role in ("y", "split"))
         what = f"where {of_role['y']!r} is empty, and a node to train on has a label: fill it, or empty the split."
         bad.append((of_role["split"], f"lower({split.word}) = 'train' AND {label.name} IS NULL", what))

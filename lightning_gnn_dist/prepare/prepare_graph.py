@@ -68,6 +68,7 @@ VERSION = 8  # of unfinished work: raise it when a new release cannot go on with
 OnColumns: TypeAlias = Callable[[Sequence[tuple[str, str, str]]], None]  # a table, a column, and what it becomes
 DEFAULT_MEMORY = 2_000_000_000
 IS_CONNECTION = "://"
+REFUSALS = (ValueError, TypeError, FileExistsError, FileNotFoundError)  # of what was given
 LEAST_ROOM = 1 << 28  # bytes for the work, however much the process holds
 
 
@@ -523,8 +524,8 @@ def as_files(
     except (ValueError, TypeError, OSError) as error:
         for path, said in sorted(words.items(), key=lambda each: -len(str(each[0]))):  # folders behind what is in them
             error.args = tuple(arg.replace(str(path), said) if isinstance(arg, str) else arg for arg in error.args)
-        if not isinstance(error, MemoryTooSmall | BlockingIOError) and getattr(error, "errno", None) not in FULL:
-            remove_whole(folder)  # nobody goes on with what was refused
+        if isinstance(error, REFUSALS) and not isinstance(error, MemoryTooSmall):
+            remove_whole(folder)  # nobody goes on with what was refused; after other errors the same call does
         raise
     remove_whole(folder)
 

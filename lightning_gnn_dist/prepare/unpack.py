@@ -357,8 +357,11 @@ def unit_of(time: float) -> str:
 
 def _check_largest(source: Path, file: Path, highest: int) -> None:
     """Refuse ids that say that there are more nodes than can be meant."""
-    row = int((np.load(file, mmap_mode="r") == highest).any(1).argmax()) + 1
-    check_num_nodes(highest + 1, f"{source} names node {highest} in row {row}. It would be one of")
+    try:
+        check_num_nodes(highest + 1, "")
+    except ValueError:  # only now are all edges looked through for it
+        row = int((np.load(file, mmap_mode="r") == highest).any(1).argmax()) + 1
+        check_num_nodes(highest + 1, f"{source} names node {highest} in row {row}. It would be one of")
 
 
 def query_of(table: Table, cells: Mapping[str, str], keys: Sequence[tuple[str, Ids]]) -> str:

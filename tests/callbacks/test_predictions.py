@@ -231,6 +231,15 @@ def test_ids_may_be_numbers(tmp_path: Path) -> None:
         nodes_with_ids(graph, [None])
 
 
+def test_ids_that_are_words_may_be_large_numbers(tmp_path: Path) -> None:
+    ids = [2**63 + 1, 5, 2**63 + 2]
+    (tmp_path / "edges.csv").write_text(f"a,b\n{ids[0]},{ids[1]}\n{ids[1]},w\n")
+    (tmp_path / "nodes.csv").write_text("id,f\n" + "".join(f"{each},1\n" for each in [*ids, "w"]))
+    graph = prepared_from(tmp_path, "graph")
+    assert user_ids(graph).tolist() == [*map(str, ids), "w"]
+    assert nodes_with_ids(graph, [2**63 + 1, 2**63 + 2, 5]).tolist() == [0, 2, 1]
+
+
 def test_columns_of_a_question_stay_beside_what_is_predicted() -> None:
     asked = {"row": np.array([5, 6]), "class": np.array(["p", "q"])}
     found = NodeColumns(own=asked, classes=["no", "yes"])(1, np.array([[0.1, 0.9]]))

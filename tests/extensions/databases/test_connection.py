@@ -19,6 +19,8 @@ from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.cli.main import main
 from lightning_gnn_dist.extensions.databases.column_encoder import read_tables
 from lightning_gnn_dist.extensions.databases.connection import SQLite, as_folder
+from lightning_gnn_dist.prepare.edges import MemoryTooSmall
+from lightning_gnn_dist.prepare.prepare_graph import as_files
 from tests.extensions.databases.folders import FILES, TASK, write
 from tests.prepare.kills import killing
 from tests.ranks import start_ranks
@@ -204,12 +206,35 @@ def test_a_disk_that_is_full_says_the_way_out(tmp_path: Path, monkeypatch: pytes
     assert [path.name for path in tmp_path.iterdir()] == ["shop.db"]
 
 
-def test_a_copy_stays_for_work_that_goes_on_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    connection = sqlite_at(tmp_path / "shop.db")
-    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=99))
-    with pytest.raises(OSError, match="has 99 bytes free"):
-        prepare_graph(connection, tmp_path / "graph")
-    assert [path.name for path in tmp_path.iterdir()] == ["shop.db"]
+def test_a_copy_stays_until_there_is_room_for_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, told = sqlite_at(tmp_path / "shop.db"), list[str]()
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=99))
+        with pytest.raises(OSError, match="has 99 bytes free"):
+            prepare_graph(connection, tmp_path / "graph")
+    prepare_graph(connection, tmp_path / "graph", on_progress=lambda stage, share: told.append(stage))
+    assert "going on with the copy of" in told[0]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["graph", "shop.db"]
+
+
+@pytest.mark.parametrize(
+    ("error", "stays"),
+    [
+        (OSError(errno.EMFILE, "Too many open files"), True),
+        (PermissionError(errno.EACCES, "Permission denied"), True),
+        (ConnectionResetError(errno.ECONNRESET, "Connection reset"), True),
+        (OSError(errno.ENOSPC, "No space left"), True),
+        (BlockingIOError("Another process works"), True),
+        (MemoryTooSmall("More is needed"), True),
+        (FileNotFoundError(errno.ENOENT, "No such file"), False),
+        (ValueError("A column is odd"), False),
+    ],
+)
+def test_a_whole_copy_is_removed_where_it_is_refused_alone(error: Exception, stays: bool, tmp_path: Path) -> None:
+    given = {"source": sqlite_at(tmp_path / "shop.db")}
+    with pytest.raises(type(error)), as_files(tmp_path / "graph", given):
+        raise error
+    assert (tmp_path / ".graph.given").exists() == stays
 
 
 def test_cells_of_sqlite_have_types_of_their_own(tmp_path: Path) -> None:

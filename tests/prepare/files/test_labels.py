@@ -81,6 +81,34 @@ def test_labels_of_edges_may_be_empty(kind: str, labels: Sequence[str], y: list[
     assert [None if each != each else each for each in found["edge_y" if nodes else "y"].tolist()] == y
 
 
+def test_edges_to_train_on_may_have_no_label(tmp_path: Path) -> None:
+    table, _ = source("typed csv", WHOLE, tmp_path / "tables")
+    edges = "source,target,label,split\nA,B,7,train\nB,C,,train\nC,D,0,val\n"
+    (table / "edges" / "paper__cites__paper.csv").write_text(edges)
+    prepare_graph(table, tmp_path / "graph")
+    (found,) = Graph.open(tmp_path / "graph").types.edge_arrays.values()
+    assert found["y"].tolist() == [7, -1, 0]
+
+
+@pytest.mark.parametrize("kind", ["csv", "typed csv"])
+def test_infinite_labels_of_edges_are_refused(kind: str, tmp_path: Path) -> None:
+    table, nodes = source(kind, WHOLE, tmp_path / "tables")
+    edges = table if nodes else table / "edges" / "paper__cites__paper.csv"
+    edges.write_text("source,target,label\nA,B,1.5\nB,C,inf\nC,D,\n")
+    with pytest.raises(ValueError, match=r"y holds NaN or infinite values \(the first at edge 1\)"):
+        prepare_graph(table, tmp_path / "graph", nodes=nodes)
+
+
+def test_a_target_to_train_on_may_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "edges.csv").write_text("a,b\n0,1\n")
+    (tmp_path / "nodes.csv").write_text("id,f,label,split\n0,1,1.5,train\n1,2,,train\n")
+    nodes = tmp_path / "nodes.csv"
+    with pytest.raises(ValueError, match=r"classes are integers: .* If the task is regression, .*--float-labels"):
+        prepare_graph(tmp_path / "edges.csv", tmp_path / "graph", nodes=nodes)
+    prepare_graph(tmp_path / "edges.csv", tmp_path / "graph", nodes=nodes, float_labels=True)
+    assert arrays(tmp_path / "graph")["train_mask"] == [True, False]
+
+
 def test_numbers_in_words_of_parquet_stay_words(tmp_path: Path) -> None:
     table, nodes = source("parquet", ["10", "2", None, "2", "10"], tmp_path / "tables")
     prepare_graph(table, tmp_path / "graph", nodes=nodes)

@@ -16,6 +16,7 @@ from torch_geometric.utils import coalesce, to_undirected
 from lightning_gnn_dist import Graph, prepare_graph
 from lightning_gnn_dist.graph.storage.npy import append
 from lightning_gnn_dist.prepare.prepare_graph import Preparation
+from lightning_gnn_dist.prepare.unpack import _check_largest
 from tests.graph.equal import check_equal
 
 
@@ -168,6 +169,12 @@ def test_what_is_wrong_in_a_table_is_named(edges: str, nodes: str | None, messag
         where["nodes"] = tmp_path / "nodes.csv"
     with pytest.raises(ValueError, match=message):
         read(**where)
+
+
+def test_edges_are_looked_through_where_an_id_is_too_large_alone(tmp_path: Path) -> None:
+    _check_largest(tmp_path / "edges.csv", tmp_path / "nowhere.npy", 9)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        _check_largest(tmp_path / "edges.csv", tmp_path / "nowhere.npy", 4_000_000_000_000)
 
 
 def array(values: Any, name: str = "t.npy") -> Callable[[Path], Path]:

@@ -70,6 +70,14 @@ def test_zeros_in_front_and_capitals(tmp_path: Path) -> None:
     assert category_names(tmp_path / "graph") == {"zip": ["02139", "2139"]}
 
 
+def test_codes_of_four_digits_are_no_years(tmp_path: Path) -> None:
+    codes = ["K12", *(f"{at:04}" for at in [*range(10), *range(415, 425)])]
+    nodes = "id,code,d\n" + "".join(f"{at},{code},2024-01-{at + 1:02}\n" for at, code in enumerate(codes))
+    graph = prepared(tmp_path, nodes=nodes, edges="source,target\n0,1\n")
+    assert category_names(tmp_path / "graph") == {"code": sorted(codes)}
+    assert graph.node_arrays["x"].tolist() == [[19723 + at] for at in range(21)]  # days since 1970
+
+
 @pytest.mark.parametrize("count", [960, 1_000, 1_001])
 def test_many_different_words_are_counted(count: int, tmp_path: Path) -> None:
     nodes = "id,w\n" + "".join(f"{at},w{at}\n" for at in range(count))
