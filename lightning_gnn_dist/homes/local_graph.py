@@ -93,7 +93,7 @@ class LocalGraph(GraphAccess):
             name = "rows on devices" if loading.cache_bytes is None else "rows in files"
             self._sources = extension(name).of(running.settings, graph)
         super().__init__(running, boundary, coverage)
-        for sampler in running.settings.samplers:
+        for sampler in {id(each): each for each in running.settings.samplers}.values():  # mostly one
             check_samples(sampler, self.graph)
 
     # The graph.

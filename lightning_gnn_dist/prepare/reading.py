@@ -27,7 +27,7 @@ BYTES_COUNTED, PLACES_COUNTED = 1 << 14, 32
 COMPRESSION = 4  # factor by which gzip and zstd shorten numbers in text, about
 ENDS = [("source", "target"), ("source", "destination"), ("src", "dst"), ("sender", "receiver"), ("from", "to")]
 OF_JSON = "format = 'newline_delimited'"
-NUMBERED = re.compile(r".+_\d+")
+NUMBERED = re.compile(r"(.+)_\d+")
 INDEX_OF_PANDAS = re.compile(r"__index_level_\d+__")
 
 
@@ -92,7 +92,9 @@ def types_of(path: Path) -> dict[str, str]:
     first, *others = files_of(path)
     if is_text(path) and _suffix(first) in JSON:
         found = _described(path, f"read_json([{_listed(path)}], {OF_JSON}, sample_size = -1)")
-        if any(map(NUMBERED.fullmatch, found)):  # as DuckDB does, to which w and W are one
+        known = {name.lower() for name in found}
+        numbered = filter(None, map(NUMBERED.fullmatch, found))
+        if any(each[1].lower() in known for each in numbered):  # as DuckDB calls W beside w, which are one to it
             lines = f"read_ndjson_objects([{_listed(path)}])"
             _check_names([key for (key,) in _ask(path, f"SELECT DISTINCT unnest(json_keys(json)) FROM {lines}")], path)
         return {name: "VARCHAR" if _is_guessed(kind) else kind for name, kind in found.items()}

@@ -175,9 +175,7 @@ class Unpacking:
         on_progress: Called with the name of a stage and the share of it that is done.
     """
 
-    of_database = (
-        False  # whether keys may be empty, which name no node then, and digits such as 007 and 11.0 name whole numbers
-    )
+    of_database = False  # whether keys may be empty, naming no node, and digits such as 007 and 11.0 are whole numbers
     may_dangle = False  # whether edges are left out whose keys name no node
 
     def __init__(self, plan: Plan, folder: Path, memory_bytes: int, on_progress: Callable[[str, float], None]) -> None:
