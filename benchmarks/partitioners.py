@@ -19,19 +19,12 @@ from pathlib import Path
 import torch
 from harness import held, keep, machine
 
-from lightning_gnn_dist import (
-    Graph,
-    KaMinParPartitioner,
-    MetisPartitioner,
-    StreamingPartitioner,
-    communities,
-)
+from lightning_gnn_dist import Graph, MetisPartitioner, StreamingPartitioner, communities
 from lightning_gnn_dist.partition.base import Partitioner
 
 DEGREE = 10
 WAYS: dict[str, Partitioner] = {
     "streaming": StreamingPartitioner(),
-    "kaminpar": KaMinParPartitioner(),
     "metis": MetisPartitioner(),
 }
 

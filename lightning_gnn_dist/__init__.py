@@ -84,7 +84,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.homes.settings import Loading as Loading
     from lightning_gnn_dist.layers.through_layers import through_layers as through_layers
     from lightning_gnn_dist.partition.base import Partition as Partition
-    from lightning_gnn_dist.partition.kaminpar import KaMinParPartitioner as KaMinParPartitioner
     from lightning_gnn_dist.partition.metis import MetisPartitioner as MetisPartitioner
     from lightning_gnn_dist.partition.random import RandomPartitioner as RandomPartitioner
     from lightning_gnn_dist.partition.streaming import StreamingPartitioner as StreamingPartitioner

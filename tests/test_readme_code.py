@@ -276,7 +276,7 @@ def test_targets_and_files_to_start_exist() -> None:
 def test_the_extras_that_pages_name_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = {name for page in PAGES for name in re.findall(r'pip install "?\.\[(\w+)\]', page.read_text())}
-    assert named == {"elastic", "kaminpar", "metis", "plots", "serve", "tables"} <= extras.keys()
+    assert named == {"elastic", "metis", "plots", "serve", "tables"} <= extras.keys()
 
 
 def test_a_link_leads_somewhere() -> None:

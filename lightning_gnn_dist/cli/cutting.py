@@ -9,7 +9,6 @@ from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.partition.base import Partition, Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.default import default_partitioner
-from lightning_gnn_dist.partition.kaminpar import KaMinParPartitioner
 from lightning_gnn_dist.partition.metis import MetisPartitioner
 from lightning_gnn_dist.partition.random import RandomPartitioner
 from lightning_gnn_dist.partition.streaming import StreamingPartitioner
@@ -21,25 +20,23 @@ def partitioner_of(name: str | None, options: argparse.Namespace, graph: Graph) 
     """The partitioner of that name, or the one that suits a graph, with the settings on the command line."""
     if name in (None, "auto"):
         found = default_partitioner(graph.num_edges, memory_bytes())
-        name = {MetisPartitioner: "metis", KaMinParPartitioner: "kaminpar"}.get(type(found), "streaming")
+        name = "metis" if isinstance(found, MetisPartitioner) else "streaming"
     if name == "metis":
         return MetisPartitioner(balance=options.balance)
-    if name == "kaminpar":
-        return KaMinParPartitioner(balance=options.balance)
     if name == "random":
         return RandomPartitioner()
     if name == "streaming":
         return StreamingPartitioner()
-    clusters = {"streaming": StreamingPartitioner, "kaminpar": KaMinParPartitioner}.get(name.partition("-")[0])
-    return SuperNodePartitioner(options.supernodes, None if clusters is None else clusters())
+    clusters = StreamingPartitioner() if name == "streaming-supernodes" else None
+    return SuperNodePartitioner(options.supernodes, clusters)
 
 
 def partition_of(options: argparse.Namespace, graph: Graph, num_parts: int) -> Partition:
     """The partition that is asked for; ``--balance`` for a partitioner that cannot follow it is refused."""
-    if options.balance != "nodes" and options.partitioner not in (None, "auto", "metis", "kaminpar"):
+    if options.balance != "nodes" and options.partitioner not in (None, "auto", "metis"):
         raise ValueError(
-            f"--balance {options.balance} is for --partitioner metis and kaminpar, and {options.partitioner} evens out "
-            "nodes: leave one of the two out."
+            f"--balance {options.balance} is for --partitioner metis, and {options.partitioner} evens out nodes: leave "
+            "one of the two out."
         )
     return cached_partition(graph, partitioner_of(options.partitioner, options, graph), num_parts, options.seed)
 

@@ -42,9 +42,8 @@ OF_PREDICT = (  # each has add_options(parser) and predict(trainer, options, mod
     "lightning_gnn_dist.extensions.links.command:",
     "lightning_gnn_dist.extensions.passes.command:",
 )
-HOW = "how (default: auto, metis or, for graphs too large for it, or without it, kaminpar, or streaming)"
-OF_CLUSTERS = ("supernodes", "kaminpar-supernodes", "streaming-supernodes")
-PARTITIONERS = ("auto", "metis", "kaminpar", "random", "streaming", *OF_CLUSTERS)
+HOW = "how (default: auto, metis or, for graphs too large for it, or without it, streaming)"
+PARTITIONERS = ("auto", "metis", "random", "streaming", "supernodes", "streaming-supernodes")
 SOURCES = """\
 SOURCE is a PyG Data or HeteroData saved by torch.save (.pt); arrays in an .npz or a directory of .npy: edge_index of
 shape (2, edges), x, y, masks or lists of nodes (train_idx, ...), edge_attr, ...; or a table of edges (.csv, .tsv,
@@ -173,9 +172,7 @@ def add_partitioner(command: argparse.ArgumentParser) -> None:
 
 
 def _add_partitioner_settings(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--balance", choices=("nodes", "train"), default="nodes", help="what METIS and KaMinPar even out"
-    )
+    command.add_argument("--balance", choices=("nodes", "train"), default="nodes", help="what METIS evens out")
     command.add_argument("--supernodes", type=positive, metavar="N", help="clusters (default: 50 for each part)")
     command.add_argument("--seed", type=int, default=0, help="decides the partition (default: 0)")
 

@@ -434,8 +434,8 @@ class PartitionedDataModule(GraphDataModule):
         partitioner: How the graph is cut, or a ready :class:`Partition`. Default: ``MetisPartitioner()``,
             and ``SuperNodePartitioner()`` for strategies of rounds, which average models of different parts (unless
             ``holding`` deals chunks anew). ``"auto"``: the same. Where METIS is not installed, or the graph is
-            too large for it, ``KaMinParPartitioner()`` takes its place (extra ``kaminpar``), else
-            ``StreamingPartitioner()``; the log says so. Shards were cut when they were divided.
+            too large for it, ``StreamingPartitioner()`` takes its place; the log says so. Shards were cut when they
+            were divided.
         sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``; for a task of a database the
             row that a question is about, and the latest neighbours of two hops before the question.
         batch_size: Training nodes (seeds) in a batch, at most. All ranks have the same number of batches, so batches of

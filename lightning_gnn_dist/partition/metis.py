@@ -9,16 +9,16 @@ r"""METIS: a fast and high quality multilevel scheme (Karypis & Kumar, SIAM J. S
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 
 from lightning_gnn_dist.checks import check_fields, within
 from lightning_gnn_dist.graph.graph import Graph
-from lightning_gnn_dist.partition.base import MAX_SHARE, Partition, check_request
+from lightning_gnn_dist.partition import kernels
+from lightning_gnn_dist.partition.base import MAX_SHARE, Partition, check_request, part_capacity
 from lightning_gnn_dist.partition.kernels import Array
-from lightning_gnn_dist.partition.multilevel import Balance, groups, refuse_beyond, repair, undirected
 
 try:
     import pymetis
@@ -51,7 +51,7 @@ class MetisPartitioner:
             nodes (but never so far that not all nodes fit, in a graph with types the training nodes of each).
     """
 
-    balance: Balance = "nodes"
+    balance: Literal["nodes", "train"] = "nodes"
     imbalance: Annotated[float, within(0, MAX_SHARE, "0.03 lets a part hold 3% more than the average")] = 0.03
 
     def __post_init__(self) -> None:
@@ -60,13 +60,12 @@ class MetisPartitioner:
 
     def __call__(self, graph: Graph, num_parts: int, seed: int) -> Partition:
         check_request(graph, num_parts, seed)
-        shared = groups(graph, num_parts, self.balance)
+        shared = _groups(graph, num_parts, self.balance)
         if num_parts == 1:
             return Partition(torch.zeros(graph.num_nodes, dtype=torch.int32), 1)
-        start, neighbors = undirected(graph, _room)
-        start = start.astype(neighbors.dtype, copy=False)
+        start, neighbors = undirected(graph)
         assignment = _call_metis(start, neighbors, num_parts, self.imbalance, seed)
-        repair(start, neighbors, shared, assignment, num_parts, self.imbalance)
+        _repair(start, neighbors, shared, assignment, num_parts, self.imbalance)
         return Partition(torch.from_numpy(assignment), num_parts)
 
 
@@ -83,12 +82,47 @@ def check_available(needed_by: str, instead: str) -> None:
         )
 
 
-def _room(start: Array) -> Array:
-    """Return an array for the neighbours of a graph with these row starts, as METIS reads it."""
-    limit = int(np.iinfo(pymetis.zero_copy_dtype()).max)
-    refuse_beyond(limit, start.size - 1, "nodes", "METIS")
-    refuse_beyond(limit, int(start[-1]), "edges, counted in both directions,", "METIS")
-    return np.empty(int(start[-1]), pymetis.zero_copy_dtype())
+def _groups(graph: Graph, num_parts: int, balance: str) -> list[Array]:
+    """The groups of nodes of which each part gets its share, each as a mask: all, or the training nodes by type."""
+    if balance != "train":
+        return [np.ones(graph.num_nodes, np.bool_)]
+    train_nodes = graph.split("train")
+    if train_nodes.numel() < num_parts:
+        raise ValueError(
+            f"num_parts ({num_parts}) must not exceed the training nodes ({train_nodes.numel()}) with "
+            'balance="train": every part needs one. Ask for fewer parts or use balance="nodes".'
+        )
+    found = graph.types.splits("train").values()
+    masks = [np.zeros(graph.num_nodes, np.bool_) for _ in found]
+    for mask, nodes in zip(masks, found, strict=True):
+        mask[nodes.numpy()] = True
+    return masks
+
+
+def undirected(graph: Graph) -> tuple[Array, Array]:
+    """The CSR that METIS takes, row starts and neighbours: every edge both ways, no self loops, no duplicates.
+
+    It counts before it allocates, so it takes no more memory than the result (and a sorted copy of the edges,
+    if the graph's rows are not sorted).
+    """
+    graph.check_edges()
+    indptr, indices = graph.indptr.numpy(), graph.indices.numpy()
+    if not kernels.rows_are_sorted(indptr, indices):
+        indices = indices.copy()
+        kernels.sort_rows(indptr, indices)
+    start = np.zeros(graph.num_nodes + 1, np.int64)
+    one_way = kernels.count_neighbors(indptr, indices, start[1:])
+    np.cumsum(start, out=start)
+    integer = pymetis.zero_copy_dtype()
+    for count, what in ((graph.num_nodes, "nodes"), (int(start[-1]), "edges, counted in both directions,")):
+        if count > np.iinfo(integer).max:  # it would wrap around and crash
+            raise ValueError(
+                f"The graph has {count} {what} but this build of METIS counts up to {np.iinfo(integer).max}: "
+                "use StreamingPartitioner, which has no such limit."
+            )
+    neighbors = np.empty(int(start[-1]), integer)
+    kernels.list_neighbors(indptr, indices, one_way, start[:-1].copy(), neighbors)
+    return start.astype(integer, copy=False), neighbors
 
 
 def _call_metis(start: Array, neighbors: Array, num_parts: int, imbalance: float, seed: int) -> Array:
@@ -105,3 +139,23 @@ def _call_metis(start: Array, neighbors: Array, num_parts: int, imbalance: float
         options=options,
     )
     return np.asarray(result.vertex_part).astype(np.int32)
+
+
+def _repair(
+    start: Array, neighbors: Array, shared: list[Array], assignment: Array, num_parts: int, imbalance: float
+) -> None:
+    """Move nodes out of parts that have too many of a group, or too many at all, and into parts that are empty."""
+    placed = np.zeros(assignment.size, np.bool_)
+    for group in shared:
+        load = np.bincount(assignment[group], minlength=num_parts)
+        capacity = part_capacity(int(group.sum()), num_parts, imbalance)
+        kernels.relieve(start, neighbors, assignment, group, load, capacity)
+        if group.sum() >= num_parts:
+            kernels.occupy(assignment, group, load)
+        placed |= group
+    kernels.occupy(assignment, placed, np.bincount(assignment[placed], minlength=num_parts))
+    # These nodes stay where they are now; the others are moved to balance the node counts.
+    load = np.bincount(assignment, minlength=num_parts)
+    most_placed = int(np.bincount(assignment[placed], minlength=num_parts).max())
+    capacity = max(part_capacity(assignment.size, num_parts, imbalance), most_placed)
+    kernels.relieve(start, neighbors, assignment, ~placed, load, capacity)

@@ -26,7 +26,7 @@ class SuperNodePartitioner:
         num_supernodes: How many clusters to deal. At least ``num_parts``, at most the graph's nodes. Default: 50 for
             each part, or as many as there are nodes.
         clusters: What finds the clusters. Default: ``MetisPartitioner()``. For a graph too large for METIS take
-            ``KaMinParPartitioner()`` or ``StreamingPartitioner()``.
+            ``StreamingPartitioner()``.
     """
 
     num_supernodes: Count | None = None

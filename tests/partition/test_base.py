@@ -10,7 +10,6 @@ from torch import Tensor
 from torch_geometric.data import HeteroData
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.partition import kaminpar
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
 from lightning_gnn_dist.partition.partition_report import MAX_ROWS
@@ -61,19 +60,11 @@ def test_nothing_changes_a_partition_that_was_made() -> None:
 # What every partitioner promises, whatever the graph. A new one is enrolled by one line here.
 
 
-_OF_KAMINPAR: list[Partitioner] = []
-if kaminpar.is_available():
-    _OF_KAMINPAR = [
-        lgd.KaMinParPartitioner(),
-        lgd.KaMinParPartitioner("train", imbalance=0.0),
-        lgd.SuperNodePartitioner(24, lgd.KaMinParPartitioner()),
-    ]
 PARTITIONERS: list[Partitioner] = [
     lgd.RandomPartitioner(),
     lgd.MetisPartitioner(),
     lgd.MetisPartitioner(balance="train"),
     lgd.MetisPartitioner(imbalance=0.0),
-    *_OF_KAMINPAR,
     lgd.SuperNodePartitioner(num_supernodes=24),
     lgd.StreamingPartitioner(),
     lgd.StreamingPartitioner(slack=1.0, passes=1),

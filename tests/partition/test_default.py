@@ -15,14 +15,13 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.cli.cutting import partitioner_of
 from lightning_gnn_dist.cli.options import add_partitioner
 from lightning_gnn_dist.graph.graph import bytes_of_part
-from lightning_gnn_dist.partition import default, kaminpar, metis
+from lightning_gnn_dist.partition import default, metis
 from lightning_gnn_dist.partition.default import default_partitioner
 from lightning_gnn_dist.partition.partition_report import advise, beyond_chance
 
 
 def take_metis_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metis, "pymetis", None)
-    monkeypatch.setattr(kaminpar, "kaminpar", None)
     default._tell.cache_clear()
 
 
@@ -101,7 +100,6 @@ def on_the_command_line(*words: str) -> object:
 def test_commands_cut_by_the_default_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_the_command_line("--balance=train") == lgd.MetisPartitioner(balance="train")
     monkeypatch.setattr(metis, "pymetis", None)
-    monkeypatch.setattr(kaminpar, "kaminpar", None)
     assert on_the_command_line() == lgd.StreamingPartitioner()
     with pytest.raises(ValueError, match="needs METIS"):
         on_the_command_line("--partitioner=metis")

@@ -1,11 +1,7 @@
 """METIS: few cut edges, bounds that hold, and the graph that it is given."""
 
-import errno
-import os
-from functools import partial
 from itertools import product
 from math import ceil
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +9,9 @@ import pytest
 import torch
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.partition import default, kaminpar, metis
+from lightning_gnn_dist.partition import default, metis
 from lightning_gnn_dist.partition.default import default_partitioner
-from lightning_gnn_dist.partition.kaminpar import _file
-from lightning_gnn_dist.partition.multilevel import refuse_beyond, undirected
+from lightning_gnn_dist.partition.metis import undirected
 from lightning_gnn_dist.partition.random import deal
 from tests.partition.graphs import lonely_nodes, messy_community, path_graph, random_directed
 
@@ -86,7 +81,7 @@ def test_balancing_training_nodes_needs_a_mask() -> None:
     ids=["directed", "messy", "directed path", "isolated nodes", "rows out of order"],
 )
 def test_metis_sees_every_edge_both_ways_and_once(graph: lgd.Graph) -> None:
-    start, neighbors = undirected(graph, lambda start: np.empty(start[-1], np.int64))
+    start, neighbors = undirected(graph)
     receivers = np.repeat(np.arange(graph.num_nodes), graph.degrees().numpy())
     expected = {(u, v) for u, v in zip(graph.indices.tolist(), receivers.tolist(), strict=True) if u != v}
     expected |= {(v, u) for u, v in expected}
@@ -96,10 +91,14 @@ def test_metis_sees_every_edge_both_ways_and_once(graph: lgd.Graph) -> None:
     assert set(found) == expected
 
 
-def test_what_metis_cannot_count_is_refused() -> None:
-    refuse_beyond(2**31 - 1, 2**31 - 1, "nodes", "METIS")
-    with pytest.raises(ValueError, match=r"2147483648 nodes.*up to 2147483647.*StreamingPartitioner"):
-        refuse_beyond(2**31 - 1, 2**31, "nodes", "METIS")
+@pytest.mark.parametrize(("num_nodes", "count"), [(128, "128 nodes"), (65, "128 edges, counted in both directions,")])
+def test_what_metis_cannot_count_is_refused(num_nodes: int, count: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metis.pymetis, "zero_copy_dtype", lambda: np.int8)
+    assert undirected(path_graph(64))[0][-1] == 126
+    with pytest.raises(
+        ValueError, match=rf"{count} but this build of METIS counts up to 127: use StreamingPartitioner"
+    ):
+        undirected(path_graph(num_nodes))
 
 
 def test_metis_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -107,79 +106,18 @@ def test_metis_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     assert capfd.readouterr() == ("", "")
 
 
-# KaMinPar: what its file holds, what it evens out, and what is said where it is not installed or has no room.
-
-
-needs_it = pytest.mark.skipif(not kaminpar.is_available(), reason="KaMinPar is not installed")
-
-
-def test_the_file_holds_every_edge_both_ways_once(tmp_path: Path) -> None:
-    graph = random_directed()
-    file = tmp_path / "graph"
-    undirected(graph, partial(_file, file))
-    receivers = torch.arange(graph.num_nodes).repeat_interleave(graph.degrees())
-    pairs = {frozenset(edge) for edge in zip(graph.indices.tolist(), receivers.tolist(), strict=True)}
-    around: list[set[int]] = [set() for _ in range(graph.num_nodes)]
-    for pair in pairs:
-        if len(pair) == 2:
-            first, second = pair
-            around[first].add(second), around[second].add(first)
-    content = file.read_bytes()
-    version, num_nodes, num_edges = np.frombuffer(content, np.uint64, 3).tolist()
-    starts = np.frombuffer(content, np.uint64, num_nodes + 1, 24).tolist()
-    assert (version, num_nodes, num_edges) == (11, graph.num_nodes, sum(map(len, around)))
-    for node, neighbors in enumerate(around):
-        count = (starts[node + 1] - starts[node]) // 4
-        assert set(np.frombuffer(content, np.uint32, count, starts[node]).tolist()) == neighbors
-        assert count == len(neighbors)
-    assert len(content) == starts[-1]
-
-
-@needs_it
-def test_it_cuts_fewer_edges() -> None:
-    graph = lgd.communities(3000, 4, num_features=2, homophily=0.9)
-    cut = lgd.KaMinParPartitioner()(graph, 6, 0)
-    at_random, streamed = (
-        each(graph, 6, 0).report(graph).cut_ratio for each in (lgd.RandomPartitioner(), lgd.StreamingPartitioner())
-    )
-    assert cut.report(graph).cut_ratio < min(0.6 * at_random, streamed)
-    assert cut.counts().max() <= 1.03 * 500
-
-
-def test_without_it_the_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kaminpar, "kaminpar", None)
-    with pytest.raises(ValueError, match=r'pip install "lightning-gnn-dist\[kaminpar\]"; or take StreamingPartitioner'):
-        lgd.KaMinParPartitioner()
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="a system without posix_fallocate")
-def test_a_full_disk_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    monkeypatch.setattr(kaminpar, "kaminpar", kaminpar.kaminpar or object())
-    with pytest.raises(OSError, match="has no room for the file that KaMinPar reads, 4 bytes for each of"):
-        lgd.KaMinParPartitioner()(random_directed(), 2, 0)
+# The default: METIS where half of the memory takes it, else streaming.
 
 
 GB = 10**9
 
 
 @pytest.mark.parametrize(
-    ("num_edges", "memory", "installed", "expected"),
-    [
-        (10**6, 8 * GB, True, "Metis"),
-        (30 * 10**6, 80 * GB, True, "KaMinPar"),  # METIS fits, and takes long
-        (30 * 10**6, 80 * GB, False, "Metis"),
-        (10**7, 2 * GB, True, "KaMinPar"),
-        (10**7, 2 * GB, False, "Streaming"),
-        (10**8, 2 * GB, True, "Streaming"),
-    ],
+    ("num_edges", "memory", "expected"),
+    [(10**6, 8 * GB, "Metis"), (30 * 10**6, 80 * GB, "Metis"), (10**7, 2 * GB, "Streaming")],
 )
-def test_size_and_memory_decide(num_edges, memory, installed, expected, monkeypatch, logged) -> None:
+def test_size_and_memory_decide(num_edges, memory, expected, monkeypatch, logged) -> None:
     monkeypatch.setattr(metis, "pymetis", object())
-    monkeypatch.setattr(kaminpar, "kaminpar", object() if installed else None)
     default._tell.cache_clear()
     assert type(default_partitioner(num_edges, memory)).__name__ == f"{expected}Partitioner"
     alike: Any = default_partitioner(num_edges, memory, look_alike=True)
@@ -187,14 +125,6 @@ def test_size_and_memory_decide(num_edges, memory, installed, expected, monkeypa
     assert type(alike.clusters).__name__ == ("NoneType" if expected == "Metis" else f"{expected}Partitioner")
     assert len(logged) == (expected != "Metis")
     assert all("METIS would take about" in text and f"for {num_edges:,} edges" in text for text in logged)
-    assert all(("gnn-dist[kaminpar]" in text) == (expected == "Streaming" and not installed) for text in logged)
-
-
-def test_a_saved_graph_is_cut_beside_it_and_nothing_stays(tmp_path: Path) -> None:
-    lgd.communities(200, 2, num_features=2).save(tmp_path / "graph")
-    if kaminpar.is_available():
-        lgd.KaMinParPartitioner()(lgd.Graph.open(tmp_path / "graph"), 3, 0)
-    assert [each.name for each in tmp_path.iterdir()] == ["graph"]
 
 
 # Random parts: balanced, alike, and without most of their edges.

@@ -84,8 +84,7 @@ class LinkDataModule(GraphDataModule):
             where parts end, ``RandomPartitioner()``; otherwise ``MetisPartitioner()``, and ``SuperNodePartitioner()``
             for strategies of rounds, which average models of different parts (unless ``holding`` deals chunks anew).
             ``"auto"``: the latter, whatever the boundary. Where METIS is not installed, or the graph is too large for
-            it, ``KaMinParPartitioner()`` takes its place (extra ``kaminpar``), else ``StreamingPartitioner()``; the log
-            says so. Shards were cut when they were divided.
+            it, ``StreamingPartitioner()`` takes its place; the log says so. Shards were cut when they were divided.
         sampler: How neighbours are drawn. Default: ``NeighborSampler([15, 10])``; of a split by time a
             :class:`TemporalSampler` with these numbers, of a task ``TemporalSampler([16, 8, 4], "time",
             pick="latest")``.
