@@ -59,7 +59,7 @@ class LinkPredictor(pl.LightningModule):
 
     test_step = validation_step
 
-    def predict_step(self, batch):  # rows of nodes; the best links are predict --best_links
+    def predict_step(self, batch):  # rows of nodes: their products rank all pairs
         return through_layers(self, batch)
 
     def configure_optimizers(self):

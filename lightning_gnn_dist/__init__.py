@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from lightning_gnn_dist.extensions.history.history import History as History
     from lightning_gnn_dist.extensions.inductive.inductive import inductive_graph as inductive_graph
     from lightning_gnn_dist.extensions.larger_than_memory.chunks import Sweep as Sweep
-    from lightning_gnn_dist.extensions.links.best_links import best_links as best_links
     from lightning_gnn_dist.extensions.links.link_datamodule import LinkDataModule as LinkDataModule
     from lightning_gnn_dist.extensions.links.link_split import LinkSplit as LinkSplit
     from lightning_gnn_dist.extensions.links.link_split import split_edges as split_edges

@@ -60,6 +60,7 @@ GONE: dict[str, str] = {
     "extend_checkpoint": "give nodes features beside learned rows, or train anew on the larger graph",
     **dict.fromkeys(("RunReport.path", "RunReport.progress_bar"), "leave it out: loggers get its figures"),
     "RunReport.monitor": "leave it out: the loggers of the trainer have the metrics of every round",
+    **dict.fromkeys(("best_links", "predict --best_links"), "rank products of rows: docs/links.md, The best new links"),
     "lightning-gnn-dist report": "examples/compare_runs.py draws the files of Lightning's CSVLogger",
 }
 
@@ -72,8 +73,3 @@ def way_out(what: str) -> str | None:
 def of_value(name: str, shown: str) -> str:
     """Return what a refusal of an argument's value adds if the release before took that value, of any owner."""
     return next((f" {way_out(row)}" for row in GONE if row.endswith(f".{name}={shown}")), "")
-
-
-def of_argument(name: str) -> str | None:
-    """Return the sentence that answers an argument that went, of any owner."""
-    return next((way_out(row) for row in GONE if row.partition(".")[2] == name), None)

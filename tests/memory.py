@@ -40,8 +40,8 @@ def give_back_at_once() -> None:
 def compile_reader() -> None:
     """Compile what reads rows of files, as each process does: the compiler's own pages are 26 MB, and no test's."""
     with TemporaryDirectory() as folder:
-        np.save(file := Path(folder, "rows.npy"), np.zeros((4, 2)))
-        MappedRows(torch.from_numpy(np.load(file, mmap_mode="r+"))).take_run(0, 2)
+        np.save(file := Path(folder, "rows.npy"), np.zeros((1 << 14, 2)))
+        MappedRows(torch.from_numpy(np.load(file, mmap_mode="r+"))).take(torch.zeros(1, dtype=torch.int64))
 
 
 class Peak:

@@ -204,7 +204,7 @@ QUESTIONS = [  # of a user of PyG
     ("Is an event of the question's own time seen?", "guides/events", "Equal times", "is not seen"),
     ("Can one node be asked about twice?", "guides/events", "Several questions of one node", "a type of nodes"),
     ("How do I predict links of one edge type?", "guides/link-tasks", "Train", "edge_type="),
-    ("What do I recommend to a user?", "guides/link-tasks", "The best new links", "--best_links 10"),
+    ("What do I recommend to a user?", "guides/link-tasks", "The best new links", "torch.topk("),
     ("How do I begin with tables and keys?", "guides/from-tables", "Your own tables", "fkeys"),
     ("How do I ask about a new node?", "guides/new-nodes", "A server", '"new:0"'),
     ("How do I get predictions with my own ids?", "guides/new-nodes", "Rows in a file", "ids of your own"),

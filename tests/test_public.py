@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 import lightning_gnn_dist
 from lightning_gnn_dist import Drift, GrappaStrategy, LLCGStrategy, LocalSGDStrategy
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.cli.options import OF_EXTENSIONS, OF_PREDICT
+from lightning_gnn_dist.cli.options import BY_LAYER, OF_EXTENSIONS
 from lightning_gnn_dist.names import EXTENSIONS, imported
 from lightning_gnn_dist.partition.supernode import SUPERNODES_PER_PART
 from lightning_gnn_dist.short_names import _CLASSES, _after_import, tell_lightning
@@ -79,7 +79,7 @@ def test_no_release_of_lightning_that_runs_foreign_code_is_allowed() -> None:
 
 @pytest.mark.skipif(bool(MISSING), reason="some are taken out")
 def test_every_place_of_an_extension_is_there() -> None:
-    places = [*EXTENSIONS.values(), *OF_EXTENSIONS, *OF_PREDICT]
+    places = [*EXTENSIONS.values(), *OF_EXTENSIONS, BY_LAYER]
     assert [place for place in places if imported(place) is None] == []
     module = places[0].partition(":")[0]
     with pytest.raises(ModuleNotFoundError, match=f"{module}_no_more"):  # a wrong import is not one that was taken out

@@ -41,7 +41,14 @@ ELSEWHERE = {
 }
 # What a reader does with a block that only defines something, so that it is seen to work.
 THEN = {
-    "best_links(": "trainer.fit(model, data)",
+    "torch.topk(": """
+pairs, linked = rows @ rows.T, {tuple(edge) for edge in graph.to_pyg().edge_index.T.tolist()}
+for node, found, values in zip(asked.tolist(), best.indices.tolist(), best.values.tolist(), strict=True):
+    others = [other for other in range(graph.num_nodes) if other != node and (node, other) not in linked]
+    others.sort(key=lambda other: -float(pairs[node, other]))
+    assert not {(node, other) for other in [*found, node]} & linked and node not in found
+    assert numpy.allclose(values, pairs[node, others[:10]]) and len(set(found)) == 10
+""",
     "batch.blocks, strict=True):\n    x =": "assert x.shape == (batch.batch_size, 4)",
     '(pyg_data).save("my_graph")': "pl.Trainer().fit(model, data)",
     "strategy = LLCGStrategy(": "pl.Trainer(strategy=strategy).fit(model, data)",
@@ -182,7 +189,7 @@ def run_block(rank: int, world_size: int, code: str, folder: str) -> dict[str, f
     trainer_class = pl.Trainer
     pl.Trainer = lambda **options: trainer_class(**(options | small | {"enable_checkpointing": "callbacks" in options}))
     scope = surroundings()
-    if any(word in code for word in ("on_rows", "Exchange(", "History(", "OnTensors")):
+    if any(word in code for word in ("on_rows", "rows.npy", "Exchange(", "History(", "OnTensors")):
         scope |= {"model": Layered(8, 4), "trainer": pl.Trainer()}
     for large, small_one in {", ...)": ")", **SMALLER}.items():
         code = code.replace(large, small_one)

@@ -24,7 +24,7 @@ from lightning.pytorch.strategies import StrategyRegistry
 
 from lightning_gnn_dist.answers import did_you_mean, gone_argument, instead_of
 from lightning_gnn_dist.checks import check_file, shown
-from lightning_gnn_dist.gone import of_argument, of_value, way_out
+from lightning_gnn_dist.gone import GONE, of_value, way_out
 
 PACKAGE = __name__.partition(".")[0]
 OF_CLASS = re.compile(r"given class_path '([^']+)':\s+Option '([^']+)' is not accepted")
@@ -163,7 +163,7 @@ def _misspelt_structure(message: str) -> Iterator[str]:
 
 
 def _suggest(name: str, known: Collection[str], owner: str) -> str:
-    if said := of_argument(name):
+    if said := next((way_out(row) for row in GONE if row.partition(".")[2] == name), None):  # of any owner
         return said
     if near := did_you_mean(name, known):
         return f"There is no {name!r}.{near}"

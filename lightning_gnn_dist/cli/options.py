@@ -38,10 +38,7 @@ OF_EXTENSIONS = (  # called with commands
     "lightning_gnn_dist.extensions.databases.command:add_to",
     "lightning_gnn_dist.extensions.elastic.command:add_to",
 )
-OF_PREDICT = (  # each has add_options(parser) and predict(trainer, options, model, datamodule), True if it does so
-    "lightning_gnn_dist.extensions.links.command:",
-    "lightning_gnn_dist.extensions.passes.command:",
-)
+BY_LAYER = "lightning_gnn_dist.extensions.passes.command:"  # predicts layer by layer, and has options for it
 HOW = "how (default: auto, metis or, for graphs too large for it, or without it, streaming)"
 PARTITIONERS = ("auto", "metis", "random", "streaming", "supernodes", "streaming-supernodes")
 SOURCES = """\

@@ -35,7 +35,7 @@ from lightning_gnn_dist.cli.mistakes import (
     reading_checkpoint,
     with_path,
 )
-from lightning_gnn_dist.cli.options import OF_PREDICT, PROGRAM, PURPOSE, SERVE, nodes_named, words_in
+from lightning_gnn_dist.cli.options import BY_LAYER, PROGRAM, PURPOSE, SERVE, nodes_named, words_in
 from lightning_gnn_dist.data.datamodule import GraphDataModule, PartitionedDataModule, what_is_judged
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.user_ids import nodes_with_ids
@@ -191,7 +191,8 @@ class TrainCLI(LightningCLI):
         options = self.config_init.predict
         if options.output is not None and Path(options.output).exists() and not options.overwrite:
             raise FileExistsError(f"{options.output} exists already. Name another --output, or --overwrite true.")
-        if any(way.predict(self.trainer, options, **kwargs) for way in _ways_to_predict()):
+        by_layer = imported(BY_LAYER)
+        if by_layer is not None and by_layer.predict(self.trainer, options, **kwargs):
             return
         if options.nodes is not None:
             kwargs["datamodule"] = _only(self.datamodule, options)
@@ -218,14 +219,10 @@ class TrainCLI(LightningCLI):
             parser.add_argument("--by_user_id", type=bool, default=False, help=about)
             about = "the prepared graph whose ids nodes have, where that is not the one that is predicted"
             parser.add_argument("--ids_of", type=str | None, help=about)
-            for way in _ways_to_predict():
-                way.add_options(parser)
+            if (by_layer := imported(BY_LAYER)) is not None:
+                by_layer.add_options(parser)
         self.parser.names |= set(parser.get_defaults().keys())
         return parser
-
-
-def _ways_to_predict() -> list[Any]:
-    return [*filter(None, map(imported, OF_PREDICT))]
 
 
 def _only(datamodule: Any, options: Any) -> Any:
@@ -237,18 +234,15 @@ def _only(datamodule: Any, options: Any) -> Any:
 
 def nodes_asked(datamodule: GraphDataModule, options: Any) -> list[int] | Tensor:
     """The nodes that the command line names, by ids in the graph, or in the tables it was prepared from."""
-    graph, split = what_is_judged(datamodule), getattr(datamodule, "split", None)
     if not options.by_user_id:
         return nodes_named(options.nodes)
-    holder = graph if isinstance(graph, Graph) else extension("index of shards").Bounds.read(graph)
-    links, path = (split, holder.path) if isinstance(holder, Graph) else (holder.links, None)
-    node_type = holder.types.seed_type() if links is None or links.edge_type is None else links.edge_type[0]
-    folder = options.ids_of or path
+    graph = what_is_judged(datamodule)
+    folder = options.ids_of or (graph.path if isinstance(graph, Graph) else None)
     if folder is None:
         raise ValueError(
             "--by_user_id needs a prepared graph, which knows the ids of nodes: name it, --ids_of=my_graph."
         )
-    return nodes_with_ids(folder, words_in(options.nodes), node_type)
+    return nodes_with_ids(folder, words_in(options.nodes), datamodule._judging.home.types.seed_type())
 
 
 def _has(callbacks: Iterable[Callback], *kinds: type[Callback]) -> bool:

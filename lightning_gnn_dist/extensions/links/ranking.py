@@ -1,4 +1,4 @@
-r"""Rankings: of a true edge among false ones, and the best receivers of some senders among all.
+r"""Rankings: of a true edge among false ones, and the best receivers of some questions among all.
 
 With :math:`a` negatives that score higher than an edge and :math:`b` that score the same, its rank is
 
@@ -17,8 +17,7 @@ A model recommends by the rows of questions and of receivers :math:`h`. With rig
 
 RelBench divides so, where ``RetrievalMAP`` of torchmetrics divides by the right ones among the first :math:`k` alone.
 
-Receivers with a higher score come first, and of equal scores those with the lower id, in whichever pieces they come. A
-score of minus infinity is none.
+Receivers with a higher score come first, of equal scores those with the lower id. A score of minus infinity is none.
 """
 
 from __future__ import annotations
@@ -42,53 +41,27 @@ from lightning_gnn_dist.graph.typed.tables import Tables
 from lightning_gnn_dist.layers.choice import share_of
 from lightning_gnn_dist.wire.collectives import rank, world_size
 
-NONE = -1  # the id where a sender has no more receivers
+NONE = -1  # the id where a question has no more receivers
 
 
-class BestLinks(NamedTuple):
-    """The best links of some senders.
+class Recommended(NamedTuple):
+    """What is recommended to some questions of a task.
 
     Attributes:
-        senders: Their ids, shape ``(n,)``: of a task the questions, the rows of its table, increasing.
+        questions: The rows of the task's table, increasing, shape ``(n,)``.
         receivers: The receivers of each, the best first, shape ``(n, k)``; -1 where there are fewer.
         scores: Their scores, minus infinity where there are fewer.
     """
 
-    senders: Tensor
+    questions: Tensor
     receivers: Tensor
     scores: Tensor
 
     @classmethod
-    def none(cls, senders: Tensor, k: int, like: Tensor) -> BestLinks:
+    def none(cls, questions: Tensor, k: int, like: Tensor) -> Recommended:
         """No receivers yet, with scores of the type and on the device of some tensor."""
-        scores = like.new_full((len(senders), k), -math.inf)
-        return cls(senders, torch.full_like(scores, NONE, dtype=torch.int64), scores)
-
-    def or_better(self, ids: Tensor, scores: Tensor) -> BestLinks:
-        """Return the best of these and of further receivers.
-
-        Args:
-            ids: The further receivers, increasing, shape ``(m,)``.
-            scores: Their scores for each sender, shape ``(n, m)``.
-        """
-        at = highest(scores, self.receivers.shape[1])
-        return BestLinks.joined([self, BestLinks(self.senders, ids[at], scores.gather(1, at))])
-
-    @classmethod
-    def joined(cls, parts: Sequence[BestLinks]) -> BestLinks:
-        """Return the best of all that were found for the same senders, as many as the first has."""
-        senders, k = parts[0].senders, parts[0].receivers.shape[1]
-        ids, scores = (torch.cat(arrays, 1) for arrays in list(zip(*parts, strict=True))[1:])
-        by_id = ids.argsort(1)
-        order = scores.gather(1, by_id).sort(dim=1, descending=True, stable=True).indices[:, :k]
-        at = by_id.gather(1, order)
-        ids, scores = ids.gather(1, at), scores.gather(1, at)
-        return cls(senders, ids.masked_fill(scores == -math.inf, NONE), scores)
-
-    @property
-    def questions(self) -> Tensor:
-        """The senders of a task that recommends."""
-        return self.senders
+        scores = like.new_full((len(questions), k), -math.inf)
+        return cls(questions, torch.full_like(scores, NONE, dtype=torch.int64), scores)
 
     @property
     def records(self) -> NDArray[Any]:
@@ -100,15 +73,16 @@ class BestLinks(NamedTuple):
 
 
 def highest(scores: Tensor, k: int) -> Tensor:
-    """Return where the ``k`` highest scores of each row stand, in any order: of equal ones the first."""
-    if scores.shape[1] <= k:
-        return torch.arange(scores.shape[1], device=scores.device).expand(scores.shape)
-    top = scores.topk(k + 1)
-    at, values = top.indices[:, :k], top.values
-    is_open = (values[:, k] == values[:, k - 1]) & (values[:, k] > -math.inf)  # which of them topk takes is not said
-    if bool(is_open.any()):
+    """Return where the ``k`` highest scores of each row stand, the highest first: of equal ones the first."""
+    values, at = scores.topk(min(k + 1, scores.shape[1]))
+    if values.shape[1] > k:
+        is_open = (values[:, k] == values[:, k - 1]) & (
+            values[:, k] > -math.inf
+        )  # which of them topk takes is not said
+        at = at[:, :k]
         at[is_open] = scores[is_open].sort(dim=1, descending=True, stable=True).indices[:, :k]
-    return at
+    at = at.sort(1).values
+    return at.gather(1, scores.gather(1, at).sort(dim=1, descending=True, stable=True).indices)
 
 
 DEFAULT = (1, 10, 50)
@@ -266,7 +240,7 @@ class RecommendingHead(nn.Module):
         """Let the metrics see a batch."""
         metrics.update(said, batch)
 
-    def answer(self, said: Said, batch: HeteroData) -> BestLinks:
+    def answer(self, said: Said, batch: HeteroData) -> Recommended:
         """What is recommended to this rank's share of questions, after its last batch; to none before. Collective."""
         left = int(batch[self.task.answers].edge_label_left)
         if left + 1 != self._left:  # the first batch of a pass, or of one after a pass that was broken off
@@ -274,7 +248,7 @@ class RecommendingHead(nn.Module):
         self._left = left
         self.ranking.update(said, batch)
         if left:
-            return BestLinks.none(batch[self.task.name].n_id[:0], self.task.k, said.receivers[:0])
+            return Recommended.none(batch[self.task.name].n_id[:0], self.task.k, said.receivers[:0])
         found = self.ranking.own_share()
         self.ranking.reset()
         return found
@@ -307,7 +281,7 @@ class MeanAveragePrecision(Metric):
         super().__init__()
         check_at_least(1, k=k)
         self.answers, self.k = answers, k
-        self.best: BestLinks | None = None
+        self.best: Recommended | None = None
         for name in ("asked", "known"):
             for part in _PARTS:
                 self.add_state(f"{name}_{part}", [], dist_reduce_fx="cat")
@@ -325,13 +299,16 @@ class MeanAveragePrecision(Metric):
 
     def compute(self) -> Tensor:
         (asked, questions, asked_at), (known, receivers, known_at) = map(self._sorted, ("asked", "known"))
-        best = BestLinks.none(questions, self.k, known[:0])
+        best = Recommended.none(questions, self.k, known[:0])
         for time in asked_at.unique():
             at, of_time = (asked_at == time).nonzero().view(-1), known_at == time
             ids, rows = receivers[of_time], known[of_time]
             for some in at.split(max(1, _AT_ONCE // max(1, len(ids)))):
-                found = BestLinks.none(questions[some], self.k, rows[:0]).or_better(ids, asked[some] @ rows.T)
-                best.receivers[some], best.scores[some] = found[1:]
+                scores = asked[some] @ rows.T
+                at = highest(scores, self.k)
+                found = scores.gather(1, at)
+                best.scores[some, : at.shape[1]] = found
+                best.receivers[some, : at.shape[1]] = ids[at].masked_fill(found == -math.inf, NONE)
         self.best = best
         return average_precision(questions, best.receivers, dim_zero_cat(self.right))
 
@@ -341,12 +318,12 @@ class MeanAveragePrecision(Metric):
         order = found[1].argsort(stable=True)
         return [array[order] for array in found]
 
-    def own_share(self) -> BestLinks:
+    def own_share(self) -> Recommended:
         """Return what is recommended to this rank's share of the questions. Collective."""
         self.compute()
         assert self.best is not None
-        share = share_of(len(self.best.senders), world_size(), rank())
-        return BestLinks(*(array[share.start : share.stop] for array in self.best))
+        share = share_of(len(self.best.questions), world_size(), rank())
+        return Recommended(*(array[share.start : share.stop] for array in self.best))
 
 
 def average_precision(questions: Tensor, found: Tensor, right: Tensor) -> Tensor:

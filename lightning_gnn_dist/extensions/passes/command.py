@@ -28,11 +28,7 @@ def predict(trainer: Trainer, options: Any, model: LightningModule, datamodule: 
     if not is_of_all or leaves_out or ranks_at_times or not has_layers(model):
         return False
     graph = what_is_judged(datamodule)
-    predict_by_layer(trainer, model, graph, options.output, **how_to_write(options), **kwargs)
-    return True
-
-
-def how_to_write(options: Any) -> dict[str, Any]:
-    """What all passes over layers are told alike."""
     budget = None if options.budget_megabytes is None else options.budget_megabytes << 20
-    return {"budget_bytes": budget, "overwrite": options.overwrite, "ids_of": options.ids_of}
+    how = {"budget_bytes": budget, "overwrite": options.overwrite, "ids_of": options.ids_of}
+    predict_by_layer(trainer, model, graph, options.output, **how, **kwargs)
+    return True

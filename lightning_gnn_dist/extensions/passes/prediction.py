@@ -9,7 +9,7 @@ layer's rows go to the file batch by batch, so that nobody holds them.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -41,7 +41,7 @@ from lightning_gnn_dist.graph.user_ids import NodeColumns, columns_for
 from lightning_gnn_dist.homes.run import BUDGET_BYTES, type_of_model
 from lightning_gnn_dist.homes.settings import LEAST_BYTES
 from lightning_gnn_dist.layers.layer_pass import Ids, Work, agreed_forms, by_type, ids_of
-from lightning_gnn_dist.layers.through_layers import Layer, ModelLayers, has_layers, layers_in, norm_of_all_rows
+from lightning_gnn_dist.layers.through_layers import Layer, has_layers, layers_in, norm_of_all_rows
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.wire import collectives
 from lightning_gnn_dist.wire.channel import CPU, Channel, open_channel
@@ -95,48 +95,44 @@ def predict_by_layer(
         check_callable("on_rows", on_rows, "a function of a batch and its rows, such as lambda batch, rows: ...", 0, 0)
     elif path is None:
         raise ValueError("path=None keeps nothing: name a file. Only with on_rows can it be left out.")
-    path, named_by = check_pass(predict_by_layer, trainer, model, path, budget_bytes, ids_of, options, overwrite)
-    where = _graph_or_shards(graph, seed_type)
-    _check(trainer, model)
-    budget = BUDGET_BYTES if budget_bytes is None else budget_bytes
-    work = Work(CPU, type_of_model(trainer), True, budget, budget_bytes)
-    predict_once(trainer, model, Prediction(model, where, path, work, on_rows, seed_type, named_by).step, options)
-
-
-def predict_once(trainer: Trainer, model: LightningModule, step: Callable[[Tensor], Tensor], options: Any) -> None:
-    """Run a step of Lightning's loop, which starts ranks, loads the checkpoint and sets the precision.
-
-    Args:
-        trainer: The trainer.
-        model: The module, in the place of whose ``predict_step`` it is called.
-        step: Called once on each rank.
-        options: Passed to ``trainer.predict``.
-    """
-    model.predict_step = step  # type: ignore[method-assign]
+    _check(trainer, model, options, budget_bytes)
+    file = _checked_file(path, overwrite)
+    named_by = check_ids_of(file, ids_of)
+    where, kind = _graph_or_shards(graph, seed_type)
+    work = Work(CPU, type_of_model(trainer), True, budget_bytes or BUDGET_BYTES, budget_bytes)
+    # A step of Lightning's loop, which starts ranks, loads the checkpoint and sets the precision.
+    model.predict_step = Prediction(model, where, file, work, on_rows, kind, named_by).step  # type: ignore[method-assign]
     try:
         trainer.predict(model, dataloaders=_Once(), return_predictions=False, **options)
     finally:
         del model.predict_step
 
 
-def _graph_or_shards(given: Graph | str | Path, seed_type: str | None) -> Graph | Path:
-    """Return the graph, or the folder of its shards; refuse a type that it does not have."""
+def _checked_file(path: str | Path | None, overwrite: bool) -> Path | None:
+    check_true_or_false(overwrite=overwrite)
+    file = None if path is None else check_rows_file("path", path)
+    if file is not None:
+        check_no_file(file, overwrite=overwrite)
+    return file
+
+
+def _graph_or_shards(given: Graph | str | Path, seed_type: str | None) -> tuple[Graph | Path, str]:
+    """Return the graph, or the folder of its shards, and the type that is predicted; refuse one that is not there."""
     if isinstance(given, str | Path) and holds_shards(path := check_path("graph", given)):
-        _check_type(extension("index of shards").Bounds.read(path).types, seed_type)
-        return path
+        return path, _known_type(extension("index of shards").Bounds.read(path).types, seed_type)
     check_instance("graph", given, Graph | str | Path, "a Graph, or the path of a saved one or of shards")
     graph = given if isinstance(given, Graph) else Graph.open(given)
-    _check_type(graph.types, seed_type)
-    return graph
+    return graph, _known_type(graph.types, seed_type)
 
 
-def _check_type(types: TypeNames, seed_type: str | None) -> None:
-    if not types.have_names and seed_type is not None:
-        raise ValueError(f"seed_type ({shown(seed_type)}) is for a graph with types, and this one has none.")
+def _known_type(types: TypeNames, seed_type: str | None) -> str:
     if seed_type is None:
-        types.seed_type()  # refuses, if it is unclear
-    elif types.have_names and seed_type not in types.node_types:
+        return types.seed_type()  # refuses, if it is unclear
+    if not types.have_names:
+        raise ValueError(f"seed_type ({shown(seed_type)}) is for a graph with types, and this one has none.")
+    if seed_type not in types.node_types:
         raise ValueError(f"seed_type must be one of {shown(list(types.node_types))}, got {shown(seed_type)}.")
+    return seed_type
 
 
 class _Once:
@@ -149,40 +145,6 @@ class _Once:
         yield torch.zeros(1)
 
 
-def pass_over_all(
-    where: Graph | Path,
-    model: ModelLayers,
-    channel: Channel,
-    work: Work,
-    seed_type: str | None = None,
-    folder: Path | None = None,
-) -> tuple[FarPass, Ids]:
-    """Divide all nodes among the ranks; return the pass over them, and this rank's nodes. Collective.
-
-    Args:
-        where: The graph, or the folder of its shards.
-        model: The layers; those that take all rows at once are refused on several ranks.
-        channel: The ranks.
-        work: How rows are computed.
-        seed_type: The node type that batches say their seeds are of. Default: the one with a ``train_mask``.
-        folder: Where rows of inner layers go that take too much memory. Default: beside the graph.
-    """
-    if model.norm is not None and channel.size > 1:
-        raise ValueError(
-            f"{model.norm} takes the rows of all nodes at once: predict with Trainer(devices=1), or choose a norm of "
-            "single rows such as BatchNorm."
-        )
-    if isinstance(where, Path):
-        nodes = extension("nodes of shards")(where, model.layers, channel, work.budget_bytes, seed_type)
-        return FarPass(nodes, channel, work, model.norm, where.resolve().parent), nodes.own(channel.rank)
-    if where.num_nodes < channel.size:
-        raise ValueError(f"{where.num_nodes} nodes are too few for {channel.size} ranks to share.")
-    kind = where.types.seed_type() if seed_type is None else seed_type
-    whole = FileNodes(where, None, model.layers, channel.size, work.budget_bytes, seed_type=kind)
-    beside = folder_beside(where) if folder is None else folder
-    return FarPass(whole, channel, work, model.norm, beside), whole.own(channel.rank)
-
-
 @dataclass
 class Prediction:
     """The work of one rank: a pass over the layers, for its own nodes. All ranks do it together.
@@ -193,7 +155,7 @@ class Prediction:
         path: The file for the rows of the last layer, which all ranks share, or None to write none.
         work: How rows are computed, but for the device.
         on_rows: Called with each batch of the last layer and the rows of its seeds.
-        seed_type: The node type that is predicted, in a graph with types.
+        seed_type: The node type that is predicted.
         ids_of: The prepared graph whose ids nodes have in a table. Default: the graph.
     """
 
@@ -202,21 +164,16 @@ class Prediction:
     path: Path | None
     work: Work
     on_rows: OnRows | None
-    seed_type: str | None = None
+    seed_type: str
     ids_of: Path | None = None
 
     def step(self, batch: Tensor) -> Tensor:
         """Take the place of the module's ``predict_step``."""
         layers, channel = layers_in(self.model), open_channel(collectives.world_size(), self.model.device)
         try:
-            folder = None if self.path is None else self.path.parent
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-            model = ModelLayers(self.model, layers, norm_of_all_rows(self.model))
-            work = self.work._replace(device=self.model.device)
-            over_all, own = pass_over_all(self.where, model, channel, work, self.seed_type, folder)
+            over_all, own = self._pass(layers, channel)
             types = over_all.nodes.types
-            kind = types.node_types.index(types.seed_type() if self.seed_type is None else self.seed_type)
+            kind = types.node_types.index(self.seed_type)
             num_nodes = types.offsets[kind + 1] - types.offsets[kind]
             if self.path is not None and isinstance(self.where, Path):
                 of_kind = ids_of(by_type(own, types.offsets)[kind])
@@ -227,6 +184,25 @@ class Prediction:
         finally:
             channel.close()
         return batch
+
+    def _pass(self, layers: list[Layer], channel: Channel) -> tuple[FarPass, Ids]:
+        """Divide all nodes among the ranks; return the pass over them, and this rank's nodes. Collective."""
+        where, work, norm = self.where, self.work._replace(device=self.model.device), norm_of_all_rows(self.model)
+        if norm is not None and channel.size > 1:
+            raise ValueError(
+                f"{norm} takes the rows of all nodes at once: predict with Trainer(devices=1), or choose a norm of "
+                "single rows such as BatchNorm."
+            )
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(where, Path):
+            shard = extension("nodes of shards")(where, layers, channel, work.budget_bytes, self.seed_type)
+            return FarPass(shard, channel, work, norm, where.resolve().parent), shard.own(channel.rank)
+        if where.num_nodes < channel.size:
+            raise ValueError(f"{where.num_nodes} nodes are too few for {channel.size} ranks to share.")
+        whole = FileNodes(where, None, layers, channel.size, work.budget_bytes, seed_type=self.seed_type)
+        folder = folder_beside(where) if self.path is None else self.path.parent
+        return FarPass(whole, channel, work, norm, folder), whole.own(channel.rank)
 
     def _write(self, over_all: FarPass, layers: list[Layer], kind: int, num_nodes: int) -> None:
         """Compute the layers, and write the rows of the last one. Collective."""
@@ -263,7 +239,16 @@ def _check_places(n_id: Tensor, num_nodes: int) -> None:
         )
 
 
-def _check(trainer: Trainer, model: LightningModule) -> None:
+def _check(trainer: object, model: object, options: dict[str, Any], budget_bytes: int | None) -> None:
+    """Refuse options that ``trainer.predict`` does not know, or that are decided here, and what gives no rows."""
+    known = inspect.signature(Trainer.predict).parameters.keys() & {"ckpt_path", "weights_only"}
+    if unknown := sorted(options.keys() - known):
+        raise TypeError(
+            f"predict_by_layer() knows no argument {unknown[0]!r}: beside its own it passes on {sorted(known)}."
+        )
+    check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
+    check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
+    assert isinstance(trainer, Trainer) and isinstance(model, LightningModule)
     if not has_layers(model):
         raise TypeError(
             f"model: {type(model).__name__} has no method layers() that returns one function for each layer."
@@ -273,35 +258,5 @@ def _check(trainer: Trainer, model: LightningModule) -> None:
             f"limit_predict_batches={trainer.limit_predict_batches!r} would leave rows without a prediction: all nodes "
             "are written. Leave the limit out."
         )
-
-
-def check_pass(
-    function: Callable[..., object],
-    trainer: object,
-    model: object,
-    path: str | Path | None,
-    budget_bytes: int | None,
-    ids_of: str | Path | None,
-    options: dict[str, Any],
-    overwrite: bool,
-) -> tuple[Path | None, Path | None]:
-    """Check what all passes over layers are told alike; return the file, and the graph whose ids nodes have in it.
-
-    Options that ``trainer.predict`` does not know, or that are decided here, are refused, and a budget in which no
-    batch has room.
-    """
-    check_true_or_false(overwrite=overwrite)
-    known = inspect.signature(Trainer.predict).parameters.keys() & {"ckpt_path", "weights_only"}
-    if unknown := sorted(options.keys() - known):
-        raise TypeError(
-            f"{function.__name__}() knows no argument {unknown[0]!r}: beside its own it passes on {sorted(known)}."
-        )
-    check_instance("trainer", trainer, Trainer, "a lightning.pytorch.Trainer")
-    check_instance("model", model, LightningModule, "a LightningModule with a method layers()")
     if budget_bytes is not None and (not is_integer(budget_bytes) or not LEAST_BYTES <= budget_bytes <= MAX_INTEGER):
         raise ValueError(f"budget_bytes must be at least 16 megabytes, 16 << 20, got {shown(budget_bytes)}.")
-    file = None if path is None else check_rows_file("path", path)
-    named_by = check_ids_of(file, ids_of)
-    if file is not None:
-        check_no_file(file, overwrite=overwrite)
-    return file, named_by

@@ -210,15 +210,6 @@ class RowTable:
             return gather_rows(self._rows, at, self._way.pool)
         return self._mapped.take(at).view(self.like.dtype)
 
-    def take_run(self, nodes: Tensor) -> Tensor:
-        """Return the rows of nodes that follow each other in the table: where they lie in memory, no copy of them."""
-        for arrived in self._back.rest():
-            self._put(*arrived)
-        first = int(self._positions(nodes[:1]))
-        if self._rows is not None:
-            return self._rows[first : first + len(nodes)]
-        return self._mapped.take_run(first, len(nodes)).view(self.like.dtype)
-
     def _put(self, at: Tensor, rows: Tensor) -> None:
         if self._rows is not None:
             self._rows[at] = rows

@@ -28,7 +28,6 @@ from lightning_gnn_dist.layers.through_layers import has_layers, layers_in, need
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 
-_WHOSE = "whose nodes are predicted (the best links of nodes are written by predict --best_links)"
 NODES_AT_ONCE = 64  # that are answered by one call of the model, so that a large request keeps others waiting less
 EDGES_AT_ONCE = 1 << 24  # that these may have at most, so that nodes with very many neighbours fit into memory
 
@@ -59,7 +58,7 @@ class Answerer:
         neighbors: int,
         ids_of: Path | None = None,
     ) -> None:
-        check_instance("data", data, PartitionedDataModule, f"a PartitionedDataModule, {_WHOSE}")
+        check_instance("data", data, PartitionedDataModule, "a PartitionedDataModule, whose nodes are predicted")
         assert isinstance(data, PartitionedDataModule)
         if (norm := norm_of_all_rows(model)) is not None:
             raise ValueError(

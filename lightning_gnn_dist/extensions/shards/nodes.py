@@ -85,7 +85,7 @@ class Division:
 
 
 def nodes_of_shards(
-    path: Path, layers: Sequence[Layer], channel: Channel, budget_bytes: int, seed_type: str | None
+    path: Path, layers: Sequence[Layer], channel: Channel, budget_bytes: int, seed_type: str
 ) -> ShardNodes:
     """Return the nodes of the own shard, for a pass over all nodes.
 
@@ -94,14 +94,13 @@ def nodes_of_shards(
         layers: The layers of the model.
         channel: All ranks.
         budget_bytes: Bytes that the pass may take.
-        seed_type: The node type that batches say their seeds are of. Default: the one with a ``train_mask``.
+        seed_type: The node type that batches say their seeds are of.
     """
     bounds = Bounds.read(path)
     check_ranks(path, bounds, channel.size)
     shard = Shard.open(path, channel.rank % bounds.num_shards)
-    kind = bounds.types.seed_type() if seed_type is None else seed_type
     how = layers, channel, budget_bytes // SHARE_OF_INPUTS, path.resolve().parent
-    return ShardNodes(shard, *how, seed_type=kind)
+    return ShardNodes(shard, *how, seed_type=seed_type)
 
 
 class ShardNodes(GraphNodes):

@@ -115,13 +115,6 @@ class MappedRows:
             return self._look_at(rows, found, max(1, WINDOW_BYTES // width))
         return self._read(rows, found)
 
-    def take_run(self, first: int, count: int) -> Tensor:
-        """A copy of rows that follow each other, in RAM the rows themselves."""
-        if self._file is None:
-            return self._array[first : first + count]
-        found = torch.empty(count, *self._array.shape[1:], dtype=self._array.dtype)
-        return self._read(torch.arange(first, first + count), found)
-
     def release(self) -> None:
         """Release the pages of the map that were read. They stay in the system's cache."""
         if self._place is not None:

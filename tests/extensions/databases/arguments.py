@@ -9,7 +9,7 @@ import torch
 
 from lightning_gnn_dist import LinkDataModule, prepare_graph
 from lightning_gnn_dist.extensions.databases.shop import write_shop
-from lightning_gnn_dist.extensions.links.ranking import BestLinks
+from lightning_gnn_dist.extensions.links.ranking import Recommended
 from tests.arguments import Calls, World
 
 RIGHT_OF: dict[tuple[str, str], set[str]] = {}
@@ -28,4 +28,4 @@ def instances(world: World) -> dict[str, Callable[[], Any]]:
 
 def calls(world: World) -> Calls:
     ids = torch.tensor([0])
-    return {"LinkDataModule.named": lambda: {"found": BestLinks(ids, ids[:, None], torch.ones(1, 1))}}
+    return {"LinkDataModule.named": lambda: {"found": Recommended(ids, ids[:, None], torch.ones(1, 1))}}

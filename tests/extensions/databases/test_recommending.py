@@ -16,11 +16,12 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.databases.column_encoder import read_tables
 from lightning_gnn_dist.extensions.databases.shop import write_shop
 from lightning_gnn_dist.extensions.links.ranking import (
-    BestLinks,
     MeanAveragePrecision,
+    Recommended,
     RecommendingHead,
     Said,
     average_precision,
+    highest,
 )
 from lightning_gnn_dist.extensions.serving.answering import Answerer
 from lightning_gnn_dist.extensions.serving.question import Limits
@@ -187,7 +188,7 @@ class Recommends(Sums):
         super().__init__()
         self.head = RecommendingHead(read_tables(path), "buys", 2)
 
-    def predict_step(self, batch: Any) -> BestLinks:
+    def predict_step(self, batch: Any) -> Recommended:
         return self.head.answer(self.said(batch), batch)
 
 
@@ -261,6 +262,13 @@ def test_its_figure_by_hand() -> None:
     assert float(average_precision(torch.tensor([10, 20, 30, 40]), found, right)) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("count", "k"), [(40, 5), (40, 40), (3, 5), (0, 2)])
+def test_of_equal_scores_the_first_is_the_best(count: int, k: int) -> None:
+    scores = torch.randint(-3, 3, (30, count), generator=torch.Generator().manual_seed(0)).double()
+    expected = [sorted(range(count), key=lambda at, row=row: (-row[at], at))[:k] for row in scores.tolist()]
+    assert highest(scores, k).tolist() == expected
+
+
 def test_the_loss_is_that_of_each_answer_among_its_false_ones(shop: Path) -> None:
     tables = read_tables(shop / "graph")
     head, data = RecommendingHead(tables, "buys", 4), lgd.LinkDataModule(shop / "graph", task="buys", num_negatives=2)
@@ -298,5 +306,5 @@ def test_what_does_not_go_together_is_refused(shop: Path) -> None:
     limited = trainer(1, limit_predict_batches=1)
     with pytest.raises(ValueError, match="limit_predict_batches would leave out receivers"):
         limited.predict(Recommends(str(path)), data)
-    with pytest.raises(TypeError, match=r"whose nodes are predicted \(the best links of nodes are written by predict"):
+    with pytest.raises(TypeError, match="data must be a PartitionedDataModule, whose nodes are predicted"):
         Answerer(limited, Recommends(str(path)), data, Limits(), 10)

@@ -5,9 +5,9 @@ from functools import cache
 from typing import Any
 
 from lightning_gnn_dist import LinkDataModule, LinkSplit, Loading, split_edges
-from tests.arguments import Calls, Layered, World
+from tests.arguments import Calls, World
 
-RIGHT_OF: dict[tuple[str, str], set[str]] = {("LinkSplit", "edges"): set(), ("best_links", "leave_out"): {"[]"}}
+RIGHT_OF: dict[tuple[str, str], set[str]] = {("LinkSplit", "edges"): set()}
 
 
 @cache
@@ -29,6 +29,5 @@ def calls(world: World) -> Calls:
         "LinkSplit": lambda: {"graph": split.graph, "edges": split.edges, "negatives": split.negatives},
         "LinkSplit.open": lambda: {"path": world.folder / "split"},
         "LinkSplit.save": lambda: {"path": world.new()},
-        "best_links": lambda: {"trainer": world.trainer, "model": Layered(), "split": split, "score": "dot"},
         "split_edges": lambda: {"graph": world.graph, "negatives": 2},
     }

@@ -118,15 +118,14 @@ def test_a_split_of_edges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert f"held back beside them: {held}\n" in capsys.readouterr().out
 
 
-def test_predict_writes_the_best_links_of_nodes_that_are_named(tmp_path: Path, run_here: Command) -> None:
-    (tmp_path / "ids.txt").write_text("7\n499\n0\n")
+def test_predict_writes_the_rows_of_nodes(tmp_path: Path, run_here: Command) -> None:
     config = (EXAMPLES / "configs" / "links.yaml").read_text()
     (tmp_path / "links.yaml").write_text(re.sub(r"num_nodes: \d+", "num_nodes: 500", config))
-    options = [f"--output={tmp_path}/links.npy", "--best_links=4", f"--nodes={tmp_path}/ids.txt", "--leave_out=[self]"]
-    run_here("predict", f"--config={tmp_path}/links.yaml", "--trainer.devices=1", *options)
-    rows = np.load(tmp_path / "links.npy")
-    assert rows["sender"].tolist() == [7] * 4 + [499] * 4 + [0] * 4
-    assert (rows["score"].reshape(3, 4)[:, :-1] >= rows["score"].reshape(3, 4)[:, 1:]).all()
+    config = ["predict", f"--config={tmp_path}/links.yaml", "--trainer.devices=1"]
+    run_here(*config, f"--output={tmp_path}/all.npy")
+    run_here(*config, f"--output={tmp_path}/some.npy", "--nodes=7,499,0")
+    everything = np.load(tmp_path / "all.npy")
+    np.testing.assert_allclose(np.load(tmp_path / "some.npy"), everything[[7, 499, 0]], atol=1e-5)
 
 
 def test_nodes_are_named_by_ids_of_tables(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def count(rank: int, world_size: int, folder: Path, shards: int) -> tuple[float,
     senders = shard.rows.indices[slice(*ends)].unique()
     halo = int(((senders < own.start) | (senders >= own.stop)).sum())
     before = traffic.bytes_sent
-    Prediction(deep(), folder / "shares", None, Work(CPU, None, True, 1 << 24), None).step(torch.zeros(1))
+    Prediction(deep(), folder / "shares", None, Work(CPU, None, True, 1 << 24), None, "").step(torch.zeros(1))
     spent = traffic.bytes_sent - before
     dist.destroy_process_group()
     return spent, halo * (2 * 8 + bytes_per_row(shard.rows.node_arrays) + 2 * 4 * 8), len(exchanges)
