@@ -97,7 +97,6 @@ SETTINGS: dict[str, Method] = {
     "LLCG, METIS, fixed momentum, isolated": Method(partial(llcg, FIXED), METIS, data=around(Isolated())),
     "LLCG, METIS, exact averages": Method(partial(llcg, EXACT), METIS, data=around()),
     "LLCG, as in the paper": Method(partial(llcg, PAPER), METIS, data=around(Isolated())),
-    "LLCG, METIS, seeds of the halo": Method(partial(llcg, EARLIER), METIS, data=around(Halo(2, seed_hops=1))),
     "LLCG, METIS, short outer steps": Method(partial(llcg, SHORT), METIS, data=around()),
     "LLCG, METIS, shift of 0.8": Method(partial(llcg, FADING), METIS, data=around()),
     "LLCG, METIS, isolated, shift of 0.8": Method(partial(llcg, FADING), METIS, data=around(Isolated())),
@@ -108,7 +107,6 @@ SETTINGS: dict[str, Method] = {
     "LLCG, METIS, history": Method(partial(llcg, {}), METIS, data=around(History())),
     "averaging": Method(averaging, SUPER, data=around()),
     "averaging, METIS": Method(averaging, METIS, data=around()),
-    "averaging, METIS, seeds of the halo": Method(averaging, METIS, data=around(Halo(2, seed_hops=1))),
     "averaging, METIS, outer optimizer": Method(partial(averaging, **OUTER), METIS, data=around()),
     "TMA": Method(tma, SUPER, data=around()),
     "TMA, METIS, outer optimizer": Method(partial(tma, **OUTER), METIS, data=around()),
@@ -123,10 +121,8 @@ LONG = (
     "LLCG, METIS, one anchor",
     "LLCG, METIS, earlier default",
     "LLCG, METIS, fixed momentum",
-    "LLCG, METIS, seeds of the halo",
     "averaging",
     "averaging, METIS",
-    "averaging, METIS, seeds of the halo",
     "averaging, METIS, outer optimizer",
 )
 REAL = ("cora", "citeseer", "amazon_computers", "minesweeper", "dblp")

@@ -37,6 +37,7 @@ GONE: dict[str, str] = {
     "prepare --out-of-core": "write --memory GB, or leave it out: edges are sorted on disk in any case",
     "lightning-gnn-dist choose": "fit, with the strategy that the table of docs/choosing.md names",
     "prepare --partitioner": "give the shard of each node (--assignment parts.npy), or prepare it whole and divide it",
+    "Halo.seed_hops": "leave it out: GrappaStrategy() or super-nodes lose less where parts differ (docs/accuracy.md)",
     "StreamingPartitioner.method": "leave it out: cuts are close",
     "KaMinParPartitioner": "take MetisPartitioner(), or StreamingPartitioner() where METIS has no memory",
     "Exchange.bits": "take Exchange(), or send less with share, every or overlap",

@@ -57,20 +57,24 @@ class JudgesParts(Protocol):
 
 @runtime_checkable
 class TrainsReplicasApart(Protocol):
-    """A strategy of rounds, between whose meetings every rank has other weights."""
+    """A strategy of rounds, between whose meetings every rank has other weights.
 
-    @property
-    def clock(self) -> object:
-        """What says when a round is over."""
+    Attributes:
+        clock: What says when a round is over.
+    """
+
+    clock: Any
 
 
 @runtime_checkable
 class WeighsRanks(Protocol):
-    """A strategy that weighs the loss of a rank by its seeds. DDP does not."""
+    """A strategy that weighs the loss of a rank by its seeds. DDP does not.
 
-    @property
-    def weights(self) -> str:
-        """What a rank counts for."""
+    Attributes:
+        weights: What a rank counts for.
+    """
+
+    weights: Any
 
 
 @runtime_checkable

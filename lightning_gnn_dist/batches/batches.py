@@ -51,7 +51,6 @@ class Deal:
         seed: Decides the orders, and what is drawn around the seeds.
         shuffle: Whether orders change; otherwise seeds stand in the order given.
         inputs: A number for each seed, that batches hold as ``input_id``. Default: they hold none.
-        num_taken: How many of the seeds a pass takes. Default: all. It goes with ``shuffle``.
     """
 
     seeds: Tensor
@@ -59,14 +58,11 @@ class Deal:
     seed: int
     shuffle: bool = True
     inputs: Tensor | None = None
-    num_taken: int | None = None
     _orders: dict[int, Tensor] = field(default_factory=dict, init=False)
-    num_seeds: int = field(init=False)  # of a pass
 
     def __post_init__(self) -> None:
         if self.seeds.numel() == 0:
             raise NoSeedsError("There are no seeds to make batches of: is the mask that marks them all false?")
-        self.num_seeds = self.seeds.numel() if self.num_taken is None else self.num_taken
 
     def key(self, number: int) -> BatchKey:
         """Return the key of a batch of the stream."""
@@ -75,15 +71,15 @@ class Deal:
 
     def places(self, key: BatchKey, order_of: Order) -> Tensor | slice:
         """Return where the seeds of a batch stand among all; ``order_of`` may choose the order of a pass."""
-        count, begin = self.num_seeds, key.batch % self.num_seeds
-        is_short = count < self.num_batches
+        count = self.seeds.numel()
+        begin, is_short = key.batch % count, count < self.num_batches
         places = slice(begin, begin + 1) if is_short else slice_of(count, self.num_batches, key.batch)
         if not self.shuffle:
             return places
         order = self._orders.get(key.epoch)
         if order is None:
             order = order_of(self.seeds, self.seed, key.epoch)
-            order = permutation(self.seeds.numel(), self.seed, key.epoch) if order is None else order
+            order = permutation(count, self.seed, key.epoch) if order is None else order
             # Kept for two passes, as a bulk may span both. Two threads may compute the same order.
             self._orders = {e: o for e, o in self._orders.items() if abs(e - key.epoch) == 1} | {key.epoch: order}
         return order[places]
@@ -171,7 +167,7 @@ class Batches:
     @property
     def num_seeds(self) -> int:
         """The training nodes, or edges, of the rank in the running phase."""
-        return self.learning(self._learning[0] if self._learning else 0).deal.num_seeds
+        return self.learning(self._learning[0] if self._learning else 0).deal.seeds.numel()
 
     @property
     def waited_share(self) -> float:
@@ -294,7 +290,8 @@ class Batches:
     def _finished(self, batch: SampledData, deal: Deal, number: int) -> SampledData:
         if self._dtype is not None:
             batch = in_type(batch, self._dtype)
-        if self._weigh is not None and deal.key(number).batch >= deal.num_seeds:  # it has nothing of its own to learn
+        if self._weigh is not None and deal.key(number).batch >= deal.seeds.numel():
+            # It has nothing of its own to learn.
             batch.is_filler = True
             batch.coverage = torch.zeros(batch.num_nodes, device=device_of_batch(batch))
         elif self._weigh == "batch":

@@ -17,11 +17,10 @@ from torch import Tensor
 
 from lightning_gnn_dist.batches.batches import Learning
 from lightning_gnn_dist.batches.source import Finish
-from lightning_gnn_dist.checks import Count, Hops, Natural, brief, check_fields, in_megabytes, shown
+from lightning_gnn_dist.checks import Count, Hops, brief, check_fields, in_megabytes, shown
 from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph, bytes_of_part, bytes_per_node
 from lightning_gnn_dist.graph.rows import Lookup, degrees_of
-from lightning_gnn_dist.joint import TrainsReplicasApart
 from lightning_gnn_dist.layers.choice import ALL, EDGES_OF_A_NODE, Neighbourhoods
 from lightning_gnn_dist.partition.base import learned_from
 from lightning_gnn_dist.sampling.base import Sampler
@@ -83,7 +82,6 @@ class Boundary(ABC):
         keeps_rows: Whether ranks compute rows for each other at meetings.
         takes_shards: Whether it is for graphs of which each rank has a shard.
         takes_edges: Whether seeds may be edges.
-        seed_hops: How far from the part training nodes of other ranks are seeds of this one too.
     """
 
     sees_whole_graph: ClassVar[bool] = False
@@ -91,7 +89,6 @@ class Boundary(ABC):
     keeps_rows: ClassVar[bool] = False
     takes_shards: ClassVar[bool] = False
     takes_edges: ClassVar[bool] = False
-    seed_hops: int = 0
 
     def check_fits(self, graph: Graph) -> None:  # noqa: B027  # optional
         """Refuse a graph that this way cannot handle."""
@@ -165,26 +162,15 @@ class Halo(Boundary):
         bytes: Most bytes that the arrays of these nodes may take. Nearer hops come first, and of a hop the nodes with
             the most edges into the hop before.
         neighbors: Most of them that each node brings along: the first in one random order of all outside senders.
-        seed_hops: How far from the part's nodes training nodes are seeds of this rank too, beside their own rank's.
-            Replicas then learn from more of the same nodes, so they drift apart less, and no byte is sent. Each pass
-            draws as many seeds as the part has, from its own and these. It takes a strategy of rounds, and parts for
-            good of a graph without types.
     """
 
     hops: Hops = 1
     bytes: Count | None = None
     neighbors: Count | None = None
-    seed_hops: Natural = 0
     takes_shards = takes_edges = True
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.seed_hops >= self.hops:
-            raise ValueError(
-                f"seed_hops ({self.seed_hops}) must be below hops ({self.hops}), as nodes of the last hop receive "
-                f"nothing that a seed could learn from: Halo({self.seed_hops + 1}, seed_hops={self.seed_hops}) has one "
-                "hop more."
-            )
 
     def check_fits(self, graph: Graph) -> None:
         per_node = bytes_per_node(graph)
@@ -192,15 +178,6 @@ class Halo(Boundary):
             raise ValueError(
                 f"{self} has no room for a single node, whose arrays take {per_node} "
                 "bytes: allow more, or leave the halo out."
-            )
-
-    def check_in_fit(self, trainer: Trainer) -> None:
-        """Refuse seeds of other ranks where the gradients of all ranks' seeds are exchanged at every step."""
-        if self.seed_hops and not isinstance(trainer.strategy, TrainsReplicasApart):
-            raise ValueError(
-                f"boundary={brief(self)} lets ranks learn from each other's training nodes, as replicas drift apart. "
-                f"With {type(trainer.strategy).__name__} they do not, and such nodes would count several times: leave "
-                "seed_hops out, or use LocalSGDStrategy(), TMAStrategy() or LLCGStrategy()."
             )
 
     def around(self, graph: Graph, residents: Tensor, edges_into: EdgesInto, seed: int) -> list[Tensor]:

@@ -439,7 +439,7 @@ class PartitionedDataModule(GraphDataModule):
         sampler: How training batches are drawn. Default: ``NeighborSampler([15, 10])``; for a task of a database the
             row that a question is about, and the latest neighbours of two hops before the question.
         batch_size: Training nodes (seeds) in a batch, at most. All ranks have the same number of batches, so batches of
-            a part with fewer training nodes are smaller. Each node is a seed once a pass, unless ``Halo`` adds seeds.
+            a part with fewer training nodes are smaller. Each node is a seed once a pass.
             The largest part of the first 16 super-epochs decides the number; a later, larger part has larger batches.
         seed: Decides everything random: the partition, the order of seeds, the neighbours. Default: for
             batches the seed of Lightning's ``seed_everything`` as the fit begins, and 0 without one; 0 for the
@@ -497,7 +497,7 @@ class PartitionedDataModule(GraphDataModule):
         self._given |= {"evaluation": evaluation, "coverage": coverage, "task": task}
         if isinstance(where, Graph):
             whole = with_seeds_of(where, task)
-            check_typed(whole.types, settings, asked, whole)
+            check_typed(whole.types, settings, whole)
             learned: Task = NodeTask(LocalGraph(whole, running, partitioner, holding, asked, coverage))
             learned.check(whole)
         else:

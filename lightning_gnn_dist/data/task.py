@@ -178,7 +178,7 @@ class NodeTask(Task):
             check_arrays(part)
             check_labels(part, seeds.here, "train_mask")
         source = home.training_source(part, home.running.settings.training_sampler)
-        return Learning(source, Deal(seeds.asked, num_batches, seed, inputs=seeds.places, num_taken=seeds.num_own))
+        return Learning(source, Deal(seeds.asked, num_batches, seed, inputs=seeds.places))
 
     def across(self, sampler: Sampler) -> Sampler:
         return sampler

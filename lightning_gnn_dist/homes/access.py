@@ -16,12 +16,12 @@ from torch_geometric.data import Data, HeteroData
 from lightning_gnn_dist.batches.source import BatchSource
 from lightning_gnn_dist.boundary.boundary import Boundary, Outside
 from lightning_gnn_dist.boundary.coverage import Coverage
-from lightning_gnn_dist.checks import brief, check_instance, check_path, shown
+from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.typed.types import TypeNames
 from lightning_gnn_dist.homes.run import ForgetsRun, RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
-from lightning_gnn_dist.layers.choice import Judged, Neighbourhoods
+from lightning_gnn_dist.layers.choice import Judged
 from lightning_gnn_dist.layers.layered_loader import ReadyRows
 from lightning_gnn_dist.layers.through_layers import Layer, ModelLayers
 from lightning_gnn_dist.names import EXTENSIONS, extension
@@ -84,34 +84,14 @@ class Seeds(NamedTuple):
     """The training nodes that a rank learns from.
 
     Attributes:
-        num_own: How many are its own; they come first. Others are own ones of other ranks.
         here: Their ids in the part.
         asked: Their ids as the source of their batches knows them.
         places: Where each of them stands among all training nodes of the graph.
     """
 
-    num_own: int
     here: Tensor
     asked: Tensor
     places: Tensor
-
-
-def seeds_around(part: Graph, own: Tensor, train_mask: Tensor, hops: int) -> Tensor:
-    """Return the training nodes of other ranks within so many hops of a rank's own nodes, by their ids in its part.
-
-    Args:
-        part: What the rank holds.
-        own: Its own nodes, by their ids in the part.
-        train_mask: Marks all training nodes of the part, those of other ranks as well.
-        hops: How far others may be.
-    """
-    neighbourhoods, reached = Neighbourhoods(part, 1), own
-    for _ in range(hops):
-        reached = neighbourhoods.senders(reached)
-    is_seed = torch.zeros_like(train_mask)
-    is_seed[reached] = train_mask[reached]
-    is_seed[own] = False
-    return is_seed.nonzero().view(-1)
 
 
 class GraphAccess(ForgetsRun, ABC):
@@ -336,12 +316,10 @@ def chosen_seed_type(types: TypeNames, task: str | None, whose: str) -> str | No
     return None
 
 
-def check_typed(types: TypeNames, settings: BatchSettings, boundary: Boundary, graph: Graph | None = None) -> None:
+def check_typed(types: TypeNames, settings: BatchSettings, graph: Graph | None = None) -> None:
     """Refuse numbers of other types, and what does not take a typed graph, or this one, if it is one."""
     if not types.have_names:
         return
-    if boundary.seed_hops:
-        raise ValueError(f"boundary={brief(boundary)} is for graphs without types: leave seed_hops out.")
     for sampler in settings.samplers:
         if isinstance(sampler, NeighborSampler):
             sampler.of_types(types)

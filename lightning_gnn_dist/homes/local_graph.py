@@ -23,7 +23,7 @@ from lightning_gnn_dist.graph.graph import Graph, sampled_digest, with_arrays
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import take_rows
 from lightning_gnn_dist.graph.typed.types import GraphTypes
-from lightning_gnn_dist.homes.access import GraphAccess, OnePart, Owners, Seeds, Shown, seeds_around
+from lightning_gnn_dist.homes.access import GraphAccess, OnePart, Owners, Seeds, Shown
 from lightning_gnn_dist.homes.parts import Parts
 from lightning_gnn_dist.homes.residency import Fixed, Holding, Plan, bytes_held, default_period
 from lightning_gnn_dist.homes.run import Host, RunContext
@@ -310,12 +310,8 @@ class LocalGraph(GraphAccess):
         ids = None if part is self.whole else part.node_arrays["n_id"]
         if ids is None and run.num_ranks > 1:
             own = own[self.owners(own) == run.rank]
-        here = own
-        if (hops := self.boundary.seed_hops) and self.is_cut and ids is not None:
-            mine = (self.owners(ids) == run.rank).nonzero().view(-1)
-            here = torch.cat([own, seeds_around(part, mine, self.shown(part).node_arrays["train_mask"], hops)])
-        places = torch.searchsorted(self.whole.split("train"), here if ids is None else ids[here])
-        return Seeds(len(own), here, here, places)
+        places = torch.searchsorted(self.whole.split("train"), own if ids is None else ids[own])
+        return Seeds(own, own, places)
 
     # Batches.
 
@@ -411,10 +407,6 @@ def _checked(graph: Graph, partitioner: object, holding: Holding, boundary: Boun
     if (boundary.sees_whole_graph or boundary.exchanges) and not holding.is_one_chunk:
         name = type(boundary).__name__
         raise ValueError(f"holding says what a part holds, and boundary={name}() sees the whole graph: choose one.")
-    if boundary.seed_hops and not holding.is_one_chunk:
-        raise ValueError(
-            f"boundary={brief(boundary)} is for parts for good, without extra nodes: leave seed_hops out, or holding."
-        )
     found = replace(holding, residency=holding.residency.of_graph(graph))
     if found.residency.turns(1) > 1 and not isinstance(boundary, Auto | Isolated):
         raise ValueError(

@@ -176,7 +176,7 @@ def against_averaging(graph: Graph, assignment: Tensor, num_parts: int, lost: fl
     if not (parts_differ or edges_lost):
         return None
     reason = about_labels(excess) if parts_differ else f"{lost:.0%} of the training nodes lost all their neighbours."
-    return f"{reason} {strategy(graph, parts_differ, edges_lost)}"
+    return f"{reason} {strategy(parts_differ, edges_lost)}"
 
 
 def advise(graph: Graph, report: PartitionReport) -> list[str]:
@@ -188,7 +188,7 @@ def advise(graph: Graph, report: PartitionReport) -> list[str]:
         about_labels(excess),
         f"{report.cut_ratio:.0%} of the edges are cut. {isolated:.1%} of the nodes lost all their neighbours, "
         + ("too many to ignore." if edges_lost else "which are few."),
-        strategy(graph, parts_differ, edges_lost, report.cut_ratio, are_known=excess is not None),
+        strategy(parts_differ, edges_lost, report.cut_ratio, are_known=excess is not None),
         *_about_training_nodes(report),
     ]
 
@@ -219,17 +219,13 @@ def about_labels(excess: float | None) -> str:
     return f"The parts look alike: {max(excess, 0.0):.2f} of label skew beyond chance, in the mean."
 
 
-def strategy(
-    graph: Graph, parts_differ: bool, edges_lost: bool, cut_ratio: float = 0.0, *, are_known: bool = True
-) -> str:
+def strategy(parts_differ: bool, edges_lost: bool, cut_ratio: float = 0.0, *, are_known: bool = True) -> str:
     """Advise on the strategy."""
     if parts_differ:
-        for_good = ", and with boundary=Halo(2, seed_hops=1) parts that have to stay lose less"
         correction = _HALF if edges_lost else "LLCGStrategy(clock)"
         return (
             f"Exchange gradients every step (GrappaStrategy()), or meet rarely with {correction}, which corrects the "
-            "drift. Do not average alone here; SuperNodePartitioner() makes parts that one can average"
-            f"{'' if graph.types.have_names else for_good}."
+            "drift. Do not average alone here; SuperNodePartitioner() makes parts that one can average."
         )
     if edges_lost:
         return (

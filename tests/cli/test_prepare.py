@@ -102,7 +102,7 @@ def test_a_typed_graph_and_its_parts(tmp_path: Path, capsys: pytest.CaptureFixtu
         main(["inspect", str(tmp_path / "graph"), *more])
     said = capsys.readouterr().out
     assert "author writes paper" in said and "all arrays are what was saved" in said
-    assert "RAM for a part: " in said and "with Halo(1), " in said and "seed_hops" not in said
+    assert "RAM for a part: " in said and "with Halo(1), " in said
     assert "The parts hold different labels" in said and "GrappaStrategy()" in said
     assert "fan-out" not in said and "NeighborSampler" not in said  # which is one for each edge type
 

@@ -165,7 +165,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (small, {"sampler": lgd.NeighborSampler({("a", "b", "c"): [2]})}, "names the edge type"),
     (small, {"evaluation": SOME}, "no numbers for the edge type"),
     (small, {"boundary": lgd.Halo(bytes=1)}, "has no room for a single node"),
-    (small, {"boundary": lgd.Halo(2, seed_hops=1)}, "is for graphs without types: leave seed_hops out"),
 ]
 
 

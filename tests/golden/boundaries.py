@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from lightning_gnn_dist import Auto, EveryPass, Exchange, Halo, History, Holding, Rotate, WholePartSampler
+from lightning_gnn_dist import Auto, EveryPass, Exchange, History, Holding, Rotate, WholePartSampler
 from tests.golden.fits import BASIC, local, of_nodes
 from tests.golden.models import Layered
 from tests.golden.runs import Run
@@ -35,11 +35,6 @@ def runs() -> Iterator[Run]:
                     run = partial(of_nodes, BASIC[name], store=store, options={"boundary": around})
                     yield Run(f"fits/{name}/{boundary}/{store}", run, 2)
     yield Run("fits/grappa/auto", partial(of_nodes, BASIC["grappa"], options={"boundary": Auto(bytes=12_000)}), 2)
-    seeds = {"boundary": Halo(2, seed_hops=1)}
-    for store in ("ram", "shards"):
-        for name in ("local_sgd", "llcg"):
-            run = partial(of_nodes, BASIC[name], store=store, options=seeds)
-            yield Run(f"fits/{name}/around_seeds/{store}", run, 2)
     whole = {"sampler": WholePartSampler(2)}
     for store in ("ram", "files", "shards"):
         for exchange, around in EXCHANGES.items():

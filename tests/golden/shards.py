@@ -11,7 +11,7 @@ from torch import Tensor
 
 import lightning_gnn_dist as lgd
 from tests.golden.batches import BY_TIME, OF_TYPES
-from tests.golden.fits import BASIC, OF_TYPES_BASIC, Make, local, of_links, of_nodes, trainer, typed_module
+from tests.golden.fits import BASIC, OF_TYPES_BASIC, Make, of_links, of_nodes, trainer, typed_module
 from tests.golden.graphs import SPLITS
 from tests.golden.place import AT_ONCE, Place
 from tests.golden.runs import Run
@@ -86,11 +86,6 @@ def of_split(split: str, store: str, options: dict[str, Any], tally: Tally, plac
     show(tally, place.links(split, store, **options), predicts="events" not in split)
 
 
-def around_seeds(tally: Tally, place: Place, *, store: str) -> None:
-    data = place.nodes("plain", store, boundary=lgd.Halo(2, seed_hops=1))
-    show(tally, data, local())
-
-
 def batch_runs() -> Iterator[Run]:
     for store in ("ram", "shards"):
         for graph, samplers in SAMPLERS.items():
@@ -108,7 +103,6 @@ def batch_runs() -> Iterator[Run]:
             for boundary in ("isolated", "halo", "fetch"):
                 options = {"boundary": BOUNDARIES[boundary]}
                 yield Run(f"ranks/links/{split}/{boundary}/{store}", partial(of_split, split, store, options), 2)
-        yield Run(f"ranks/plain/neighbor/around_seeds/{store}", partial(around_seeds, store=store), 2)
     of_shards: dict[str, dict[str, Any]] = {
         "ahead": {"loading": lgd.Loading(bulk_size=3), "boundary": lgd.Fetch()},
         "no_cache": {"loading": replace(AT_ONCE, cache_bytes=0), "boundary": lgd.Fetch()},

@@ -27,7 +27,7 @@ TRAINED = ("fits/", "rows/", "resumed/", "evaluation/")
 DRAWN = ("fits/llcg/sampler_", "fits/llcg/links_undirected", "fits/grappa/fetch/")
 DRAWN_TOO = ("fits/llcg/links_labelled", "fits/llcg/links_events", "fits/llcg/links_typed", "fits/llcg/3_ranks")
 OTHERS = """
-/files /adagrad /sgd /little_memory /batches_of_17 /clipped /typed_labelled _paper /3_ranks /around_seeds
+/files /adagrad /sgd /little_memory /batches_of_17 /clipped /typed_labelled _paper /3_ranks
 fits/local_sgd/halo fits/local_sgd/fetch fits/local_sgd/isolated fits/local_sgd/typed fits/tma/ /isolated
 rows/sparse/tma rows/owned/tma rows/sparse/local_sgd/ rows/owned/local_sgd/ rows/sparse/llcg/ rows/sparse/grappa/
 rows/sparse/local_sgd_drift rows/sparse/grappa_8 rows/owned/local_sgd_moments resumed/llcg/links_

@@ -156,7 +156,6 @@ class OneBatch(Deal):
 
     def __post_init__(self) -> None:
         assert self.num_batches == 1
-        self.num_seeds = self.seeds.numel()
 
     def places(self, key: BatchKey, order_of: Order) -> slice:
         return slice(None)

@@ -66,7 +66,7 @@ def task_elsewhere(given: Graph | Data | HeteroData | str | Path, running: RunCo
     check_alike("Evaluation(on=...)", types, graph.types)
     kind = chosen_seed_type(types, None, "this one")
     graph = graph if kind is None else with_seeds_of(graph, kind)
-    check_typed(graph.types, settings, Isolated())
+    check_typed(graph.types, settings)
     home = LocalGraph(graph, running, RandomPartitioner(), Holding(), Isolated(), None)
     task = NodeTask(home)
     task.check(graph)

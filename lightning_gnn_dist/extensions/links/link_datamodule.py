@@ -152,7 +152,7 @@ class LinkDataModule(GraphDataModule):
             graph = graph.with_seeds(links.edge_type[2])
         if partitioner is None and boundary.sees_whole_graph:
             partitioner = RandomPartitioner()
-        check_typed(graph.types, settings, boundary, graph)
+        check_typed(graph.types, settings, graph)
         how: Any = {"fingerprint": known.fingerprint, "shown": partial(without_labels, links)}
         home = LocalGraph(graph, running, partitioner, holding, boundary, None, **how)
         _check_parts(home.holding)

@@ -25,7 +25,7 @@ from torch_geometric.data import Data, HeteroData
 
 from lightning_gnn_dist.batches.batches import Deal, Learning
 from lightning_gnn_dist.boundary.boundary import Boundary
-from lightning_gnn_dist.checks import brief, check_at_least_if_given, shown
+from lightning_gnn_dist.checks import check_at_least_if_given, shown
 from lightning_gnn_dist.data.task import Task
 from lightning_gnn_dist.engine.apart import places_of
 from lightning_gnn_dist.engine.sample import BatchKey, Sample
@@ -93,8 +93,6 @@ def check_settings_of_edges(settings: BatchSettings, boundary: Boundary) -> None
     """Refuse boundaries that do not go with edges, and samplers that repeat nodes, or whose weights are for seeds."""
     if not isinstance(boundary, Boundary) or not boundary.takes_edges:
         raise ValueError(f"boundary must be Isolated(), Halo() or Fetch() for edges, got {shown(boundary)}.")
-    if boundary.seed_hops:
-        raise ValueError(f"boundary={brief(boundary)} is for nodes as seeds, not for edges: leave seed_hops out.")
     for sampler in (settings.sampler, settings.global_batching.sampler):
         if getattr(sampler, "is_for_nodes", False):
             raise ValueError(

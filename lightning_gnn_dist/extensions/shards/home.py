@@ -28,7 +28,7 @@ from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, Shar
 from lightning_gnn_dist.graph.graph import Graph, typed_graph, with_arrays
 from lightning_gnn_dist.graph.rows import Lookup, starts_of
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, offsets_of
-from lightning_gnn_dist.homes.access import Check, GraphAccess, OnePart, Owners, Seeds, Shown, check_typed, seeds_around
+from lightning_gnn_dist.homes.access import Check, GraphAccess, OnePart, Owners, Seeds, Shown, check_typed
 from lightning_gnn_dist.homes.parts import PartRows, RowReading, around, edges_among
 from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
@@ -146,7 +146,6 @@ class ShardHome(GraphAccess):
 
     types: TypedBounds
     folder: Path
-    _places: Tensor  # of the training nodes of a part among those of all ranks
 
     def __init__(
         self,
@@ -160,7 +159,6 @@ class ShardHome(GraphAccess):
         _check_shards(bounds, running.settings, boundary)
         self.path = self.folder = path
         self.bounds, self.types, self._without_labels = bounds, bounds.types, without_labels
-        self._part_ids = torch.empty(0, dtype=torch.int64)  # of its nodes in the whole graph
         # What the rank learns that has most, and all that shards before the own one, and all ranks, can learn.
         self._most = self._marked_before = self.num_marked = 0
         super().__init__(running, boundary, coverage)
@@ -274,22 +272,21 @@ class ShardHome(GraphAccess):
         """
         if self.exchanges or self.boundary.sees_whole_graph:
             return OnePart(self.graph().shard.rows)
-        part, self._part_ids = self._read_part()
-        return OnePart(part)
+        return OnePart(self._read_part())
 
-    def _read_part(self) -> tuple[Graph, Tensor]:
-        """Return the part, with the labels of its edges, and the ids of its nodes in the whole graph. Collective."""
+    def _read_part(self) -> Graph:
+        """Return the part, with the labels of its edges. Collective."""
         how = self.boundary, self.coverage, self.running.settings.seed_of_parts
         if self._without_labels is None:
-            return read_part(self.graph(), *how)
+            return read_part(self.graph(), *how)[0]
         graph = self._opened(self.shard)  # for this once, as no batch may ask for labels
         try:
-            found = read_part(graph, *how)
+            part, _ = read_part(graph, *how)
         except BaseException:
             graph.abort()  # its threads would wait for ranks that never answer
             raise
         graph.close()
-        return found
+        return part
 
     def shown(self, part: Graph) -> Graph:
         return part if self._without_labels is None else self._without_labels(part)
@@ -302,7 +299,7 @@ class ShardHome(GraphAccess):
     # The nodes that are learned.
 
     def settle_seeds(self) -> None:
-        own, marked = self.graph().shard.rows, self._marked()
+        marked = self._marked()
         counts = self.count(len(marked[self.of_copy()]), len(marked))
         if not self.exchanges and bool((counts == 0).any()):
             rank = int(counts.argmin())
@@ -311,22 +308,15 @@ class ShardHome(GraphAccess):
                 f"{len(counts)}, which would have nothing to learn from: divide the graph by "
                 'MetisPartitioner(balance="train"), or use fewer shards or ranks.'
             )
-        if self.boundary.seed_hops:
-            places = {"places": self._marked_before + own.node_arrays["train_mask"].cumsum(0) - 1}
-            self._places = self.graph().rows_of(places, self._part_ids)["places"]
 
     def most_seeds(self) -> int:
         self.graph()  # refuses, if it is too early
         return self._most
 
     def seeds_of(self, part: Graph) -> Seeds:
-        own, graph, marked = self._own_seeds(part), self.graph(), self._marked()
-        if (hops := self.boundary.seed_hops) and self.is_cut:
-            mine = torch.arange(graph.shard.rows.num_nodes)
-            here = torch.cat([own, seeds_around(part, mine, self.shown(part).node_arrays["train_mask"], hops)])
-            return Seeds(len(own), here, here, self._places[here])
-        asked = graph.ids_of_own(own) if self.boundary.sees_whole_graph else own
-        return Seeds(len(own), own, asked, self._marked_before + torch.arange(len(marked))[self.of_copy()])
+        own, num_marked = self._own_seeds(part), len(self._marked())
+        asked = self.graph().ids_of_own(own) if self.boundary.sees_whole_graph else own
+        return Seeds(own, asked, self._marked_before + torch.arange(num_marked)[self.of_copy()])
 
     def _marked(self) -> Tensor:
         """Return all training nodes of the shard."""
@@ -440,7 +430,7 @@ def _check_shards(bounds: Bounds, settings: BatchSettings, boundary: Boundary) -
         raise ValueError(f"boundary must be Isolated(), Halo(), Exchange() or Fetch() for shards, got {boundary}.")
     if settings.loading.sample_on != "cpu":
         raise ValueError(f'sample_on must be "cpu" for shards, whose batches are made in RAM, got {settings.loading}.')
-    check_typed(bounds.types, settings, boundary)
+    check_typed(bounds.types, settings)
     across = [settings.correction_sampler]  # these are asked of the ranks that own what they draw
     across += [settings.of_evaluation()] if bounds.types.have_names else []
     across += [settings.training_sampler] if boundary.sees_whole_graph else []

@@ -202,7 +202,6 @@ def test_what_cannot_work_is_refused() -> None:
         ({"sampler": lgd.LadiesSampler([5, 5])}, "NeighborSampler or WholePartSampler, got LadiesSampler"),
         ({"boundary": lgd.History()}, r"boundary must be Isolated\(\), Halo\(\) or Fetch\(\) .*got History"),
         ({"boundary": lgd.Fetch(), "holding": lgd.Holding(extra_nodes=0.1)}, r"boundary=Fetch\(\) sees the whole"),
-        ({"boundary": lgd.Halo(2, seed_hops=1)}, "is for nodes as seeds, not for edges: leave seed_hops out"),
     ):
         with pytest.raises(ValueError, match=message):
             module_of(split, **options)
