@@ -72,6 +72,8 @@ class Model(LayeredSAGE):
         self.rate, self.dropout, self.costs, self.right = rate, dropout, list[list[float]](), list[Tensor]()
 
     def layer(self, conv: torch.nn.Module, batch: Any) -> Tensor:
+        if batch.x.dtype == torch.int8:
+            batch.x = batch.x.float() / 64
         rows = super().layer(conv, batch)
         return rows if conv is self.convs[-1] else functional.dropout(rows, self.dropout, self.training)
 
@@ -170,7 +172,6 @@ def generate(options: argparse.Namespace, out: Path) -> None:
         labels[ids] = ids * back % num_nodes // COMMUNITY % FIELDS
         noise = np.random.Generator(np.random.Philox(key=[1, piece])).integers(-100, 101, (len(ids), FEATURES), np.int8)
         np.save(out / "x" / f"{piece:05}.npy", centres[labels[ids]] + noise)
-    np.save(out / "x_scale.npy", np.full((num_nodes, 1), 1 / 64, np.float32))
     chosen = np.random.default_rng(1).permutation(num_nodes)
     for name, count in SEEDS.items():
         some, chosen = np.split(chosen, [count // options.share])

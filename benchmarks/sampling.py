@@ -15,6 +15,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import numpy as np
 import scipy.sparse
@@ -32,7 +33,6 @@ from lightning_gnn_dist.engine.rng import permutation
 from lightning_gnn_dist.engine.sample import BatchKey
 from lightning_gnn_dist.extensions.subgraphs.shadow import ShadowSampler
 from lightning_gnn_dist.extensions.subgraphs.walk import RandomWalkSampler
-from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.sampling.base import Sampler
 from lightning_gnn_dist.sampling.cluster import ClusterSampler
@@ -194,15 +194,13 @@ def bench_gather(graph: Graph, num_neighbors: list[int], batch_size: int, repeat
     yield row("index_select, same buffer", cpu_ms(lambda: torch.index_select(x, 0, rows, out=buffer), repeats))
     yield row("our kernel, pooled", cpu_ms(lambda: gather_rows(x, rows, pool), repeats))
     yield row("the first so many rows, copied", cpu_ms(lambda: buffer.copy_(x[: rows.numel()]), repeats))
-    half, bfloat, (small, scale) = x.half(), x.bfloat16(), quantize_rows(x)
-    for name, array, by in (("float16", half, None), ("bfloat16", bfloat, None), ("int8", small, scale)):
+    for name, array in (("float16", x.half()), ("bfloat16", x.bfloat16())):
 
-        def widened(array: Tensor = array, by: Tensor | None = by) -> Tensor:
-            return gather_rows(array, rows, pool, scale=by, widen=True)
+        def gathered(array: Tensor = array, *, widen: bool) -> Tensor:
+            return gather_rows(array, rows, pool, widen=widen)
 
-        if by is None:
-            yield row(f"{name}, as it is", cpu_ms(lambda array=array: gather_rows(array, rows, pool), repeats))
-        yield row(f"{name}, widened to float32", cpu_ms(widened, repeats))
+        yield row(f"{name}, as it is", cpu_ms(partial(gathered, widen=False), repeats))
+        yield row(f"{name}, widened to float32", cpu_ms(partial(gathered, widen=True), repeats))
 
 
 def bench_union(graph: Graph, num_neighbors: list[int], batch_size: int, repeats: int) -> Iterator[str]:

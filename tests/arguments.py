@@ -333,7 +333,6 @@ def _of_functions(world: World) -> Calls:
         "layers_of": lambda: {"gnn": GCN(4, 4, 2)},
         "predict_by_layer": lambda: {"trainer": trainer, "model": model, "graph": graph, "path": world.new(".npy")},
         "prepare_graph": lambda: {"source": arrays, "out": world.new()},
-        "quantize_rows": lambda: {"x": torch.ones(3, 2)},
         "reorder_graph": lambda: {"graph": graph, "partition": world.partition, "path": world.new()},
         "save_shards": lambda: {"graph": graph, "partition": world.partition, "folder": world.new()},
         "split_by_time": lambda: {"graph": timed},

@@ -16,7 +16,6 @@ from torch_geometric.data.view import ItemsView, ValuesView
 
 from lightning_gnn_dist.batches.pool import Pool, Widen, gather_rows
 from lightning_gnn_dist.engine.sample import EdgesOfType
-from lightning_gnn_dist.graph.convert import SUFFIX, scale_of
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, TypeNames
 from lightning_gnn_dist.sampling.block import Block, innermost, rebase
 
@@ -249,11 +248,9 @@ def in_type(batch: Any, dtype: torch.dtype | None) -> SampledData:
     return made
 
 
-def names_of_types(types: GraphTypes, *, widen: Widen) -> NamesOfTypes:
+def names_of_types(types: GraphTypes) -> NamesOfTypes:
     """The names of a graph's arrays that batches have, and ``n_id``, by the keys of their stores."""
-    none = torch.empty(0, dtype=torch.int64)
-    nodes = {kind: [*gathered(arrays, none, widen=widen)] for kind, arrays in types.node_arrays.items()}
-    nodes = {kind: names if "n_id" in names else [*names, "n_id"] for kind, names in nodes.items()}
+    nodes = {kind: [*dict.fromkeys([*arrays, "n_id"])] for kind, arrays in types.node_arrays.items()}
     edges = {kind: [*arrays] for kind, arrays in types.edge_arrays.items()}
     if types.have_names:
         return {**nodes, **edges}
@@ -286,17 +283,14 @@ def gathered(
 ) -> dict[str, Tensor]:
     """Some rows of arrays, as a batch or one of its types has them: of ``y`` the ``num_labels`` first ones.
 
-    Arrays have been multiplied with their scales, which are left out. Pools are named by the ``kind`` of the arrays.
+    Pools are named by the ``kind`` of the arrays.
     """
-    small = [name for name, array in arrays.items() if array.dtype == torch.int8 and widen is not False]
-    scales = {name: scale for name in small if (scale := scale_of(name, arrays)) is not None}
-    used = {name + SUFFIX for name in scales}
     found = {}
-    for name in (name for name in arrays if name not in used):
+    for name, array in arrays.items():
         of = rows[:num_labels] if name == LABELS and rows is not None else rows
         wide = widen is not False if name == LABELS else widen  # a loss is taken in float32
         pool = pool_of(name if kind is None else f"{kind} {name}")
-        found[name] = gather_rows(arrays[name], of, pool, scale=scales.get(name), widen=wide)
+        found[name] = gather_rows(array, of, pool, widen=wide)
     return found
 
 

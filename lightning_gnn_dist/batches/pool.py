@@ -58,33 +58,25 @@ def _copy_rows(source: Array, rows: Array, out: Array, width: int) -> Any:
 
 
 @compiled
-def gather_wide(source: Array, rows: Array, scales: Array | None, is_half: bool | None, out: Array, width: int) -> Any:
-    """Copy as :func:`gather` does, and make float32 of each number; what is None is left out as this is compiled.
+def gather_wide(source: Array, rows: Array, is_half: bool | None, out: Array, width: int) -> Any:
+    """Copy as :func:`gather` does, and make float32 of each number.
 
     Args:
-        source: The rows, each of ``width`` numbers: int8 with scales, else bits of bfloat16, or of float16.
+        source: The rows, each of ``width`` numbers: bits of bfloat16, or of float16.
         rows: Which ones.
-        scales: A factor for each row of ``source``.
-        is_half: True for float16.
+        is_half: True for float16, else None, by which the compiler leaves one of them out.
         out: Receives them as float32, of bfloat16 as the bits of it.
         width: Numbers of a row.
     """
-    count, scale = len(source) // width, np.float32(1)
+    count = len(source) // width
     for i in range(len(rows)):
         if _U(rows[_U(i)]) >= _U(count):
             return False
-        if scales is None:
-            _prefetch_row(source, rows, i, width, 2)
-        else:
-            _prefetch_row(source, rows, i, width, 1)
-            prefetch(scales, rows[_U(min(i + ROWS_AHEAD, len(rows) - 1))])
-            scale = scales[_U(rows[_U(i)])]
+        _prefetch_row(source, rows, i, width, 2)
         start, to = rows[_U(i)] * width, i * width
         for j in range(width):
             number = source[_U(start + j)]
-            if scales is not None:
-                out[_U(to + j)] = np.float32(number) * scale
-            elif is_half is not None:
+            if is_half is not None:
                 out[_U(to + j)] = widened_half(number)
             else:
                 out[_U(to + j)] = _W(number) << _W(16)
@@ -152,31 +144,27 @@ class BufferPool:
         return None
 
 
-def gather_rows(
-    array: Tensor, rows: Tensor | None, pool: Pool | None = None, *, scale: Tensor | None = None, widen: Widen = False
-) -> Tensor:
+def gather_rows(array: Tensor, rows: Tensor | None, pool: Pool | None = None, *, widen: Widen = False) -> Tensor:
     """``array[rows]``, copied in one thread without the interpreter's lock.
 
     Args:
         array: The array to take rows from.
         rows: The rows, int64. None: all, which are copied only if they become wider.
         pool: Lends the memory for large results. Default: new memory.
-        scale: A factor for each row of an int8 ``array``; the result is then float32.
         widen: Convert float16 and bfloat16 to float32, both or all but one.
     """
-    is_wider = scale is not None or (array.dtype in HALVES and widen not in (False, array.dtype))
+    is_wider = array.dtype in HALVES and widen not in (False, array.dtype)
     dtype = torch.float32 if is_wider else array.dtype
     if rows is None:
-        return array if not is_wider else _widened(array, scale, dtype)
+        return array.to(dtype)
     shape = (rows.numel(), *array.shape[1:])
     num_bytes = prod(shape) * dtype.itemsize
     has_kernel = WIDENS_HALVES or not is_wider or array.dtype != torch.float16
     if num_bytes < SMALL_BYTES or array.device.type != "cpu" or not array.is_contiguous() or not has_kernel:
-        small = array.index_select(0, rows)
-        return _widened(small, None if scale is None else scale.view(-1)[rows], dtype) if is_wider else small
+        return array.index_select(0, rows).to(dtype)
     out, row_bytes = room_for(num_bytes, pool), num_bytes // rows.numel()
     if is_wider:
-        are_rows = _widen(array, rows, scale, out.numpy())
+        are_rows = _widen(array, rows, out.numpy())
     else:
         are_rows = gather(bits_of(array, torch.uint8), rows.numpy(), out.numpy(), row_bytes)
     if not are_rows:
@@ -197,17 +185,10 @@ def room_for(num_bytes: int, pool: Pool | None) -> Tensor:
     return pool.take(num_bytes) if pool is not None and is_pooled else torch.from_numpy(np.empty(num_bytes, np.uint8))
 
 
-def _widened(rows: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    wide = rows.to(dtype)
-    return wide if scale is None else wide * scale.view(-1).to(dtype).view(-1, *[1] * (wide.dim() - 1))
-
-
-def _widen(array: Tensor, rows: Tensor, scale: Tensor | None, out: Bytes) -> Any:
-    is_half, is_small = array.dtype == torch.float16, scale is not None
-    scales = None if scale is None else scale.detach().view(-1).to(torch.float32).numpy()
-    source = bits_of(array, torch.int8 if is_small else torch.uint16)
-    to = out.view(np.float32 if is_small or is_half else np.uint32)
-    return gather_wide(source, rows.numpy(), scales, is_half or None, to, array[0].numel())
+def _widen(array: Tensor, rows: Tensor, out: Bytes) -> Any:
+    is_half = array.dtype == torch.float16
+    to = out.view(np.float32 if is_half else np.uint32)
+    return gather_wide(bits_of(array, torch.uint16), rows.numpy(), is_half or None, to, array[0].numel())
 
 
 def bits_of(array: Tensor, dtype: torch.dtype) -> npt.NDArray[Any]:

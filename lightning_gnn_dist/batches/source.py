@@ -179,8 +179,8 @@ def assemble(
             :class:`~lightning_gnn_dist.batches.batch.SampledHeteroData`.
         sample: The batch's nodes and edges.
         pool_of: Returns the pool that lends memory for the array of a name, or None.
-        widen: Convert float16, bfloat16 and int8 with scales to float32; a type keeps that one, but in ``y``. False:
-            arrays keep their types.
+        widen: Convert float16 and bfloat16 to float32; a type keeps that one, but in ``y``. False: arrays keep their
+            types.
         all_labels: Give ``y`` a row for each node. Otherwise it has one for each seed, and no more.
     """
     return made_of(Content.of(graph, sample), pool_of, widen=widen, all_labels=all_labels)
@@ -307,7 +307,7 @@ class GraphSource(BatchSource):
     Args:
         graph: The graph to sample, in RAM or memory-mapped, or on a device with a sampler that draws there.
         sampler: Draws the neighbourhoods.
-        widen: Convert float16, bfloat16 and int8 with scales to float32 as they are gathered, or all but one type.
+        widen: Convert float16 and bfloat16 to float32 as they are gathered, or all but one type.
         all_labels: Give ``y`` a row for each node, not for each seed alone.
         stream: Brings batches to a device. Default: they stay where they are made.
         finish: Makes of each batch what is handed out. Default: the batch itself.

@@ -1,4 +1,4 @@
-"""What arrays of nodes and edges may hold, and features in int8; what would fail in training is refused."""
+"""What arrays of nodes and edges may hold; what would fail in training is refused."""
 
 from __future__ import annotations
 
@@ -27,11 +27,9 @@ log = logging.getLogger(__name__)
 
 MAX_NAME = 200  # bytes: an array is the name of a file, a type that of a folder
 NAME = re.compile(r"\w[^/\\\0\n]*")  # of an array or a type
-SUFFIX = "_scale"  # of the scales of an int8 array
 EDGE_IDS = "e_id"
 MASKS = ("train_mask", "val_mask", "test_mask")
 SPLITS = {"train_idx": "train_mask", "val_idx": "val_mask", "valid_idx": "val_mask", "test_idx": "test_mask"}
-ROWS_AT_ONCE = 1 << 16
 NUMBERS_AT_ONCE = 1 << 22  # bounds what is read of a memory map at a time
 BYTES_PER_NODE = 24  # while rows are counted
 MAX_NODES = 3_037_000_499  # whose square is below 2**63, so that an edge is one number
@@ -40,7 +38,6 @@ RESERVED = {  # what batches write themselves, and what PyG's Data counts
     *("node_norm", "is_filler", "num_targets", "input_id", "edge_label", "edge_label_index", "edge_index", "num_nodes"),
     "num_edges",
 }
-LARGEST = 127  # -128 is not used, so both signs have the same range
 
 
 def check_num_nodes(num_nodes: int) -> None:
@@ -122,7 +119,7 @@ def is_unlabelled(y: Tensor) -> Tensor:
 
 
 def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
-    """Refuse an array without ``length`` rows; of ``"node"``s, not of ``"edge"``s, masks and scales that are none."""
+    """Refuse an array without ``length`` rows; of ``"node"``s, not of ``"edge"``s, masks that are none."""
     for name, array in arrays.items():
         if array.dim() == 0 or len(array) != length:
             ways_out = "; one of edges has a name that begins with 'edge_'" if kind == "node" else ""
@@ -132,6 +129,13 @@ def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
             )
         if array.shape[1:].numel() == 0:
             raise ValueError(f"{name} has shape {tuple(array.shape)}, rows without a number: leave it out.")
+        scale = arrays.get(f"{name}_scale") if array.dtype == torch.int8 else None
+        if scale is not None and scale.is_floating_point() and scale.numel() == length:
+            shape = ", ".join(["-1", *["1"] * (array.dim() - 1)])
+            raise ValueError(  # a release before multiplied them
+                f"{name} is int8 and {name}_scale has its scales, which nothing multiplies any more: store {name} as "
+                f"float16, ({name} * {name}_scale.view({shape})).half(), and leave {name}_scale out."
+            )
     for name, array in arrays.items() if kind == "node" else ():
         if name.endswith("_mask") and array.dtype != torch.bool:
             raise ValueError(f"{name} must be boolean, got {array.dtype}: data.{name} = data.{name}.bool().")
@@ -139,12 +143,6 @@ def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
             raise ValueError(
                 f"{name} has shape {tuple(array.shape)}, one column per split: choose one, data.{name} = "
                 f"data.{name}[:, 0]."
-            )
-        scale = arrays.get(name + SUFFIX) if array.dtype == torch.int8 else None
-        if scale is not None and not (scale.is_floating_point() and scale.numel() == length):
-            raise ValueError(  # it would be taken as it is
-                f"{name + SUFFIX} must hold one scale for each row of {name}, got {shown(scale)}: make both by {name}, "
-                f"{name + SUFFIX} = quantize_rows({name})."
             )
 
 
@@ -196,9 +194,8 @@ def learnable(
         float_labels: Whether ``y`` is a target of regression.
         without: Which nodes have no label, if ``y`` is not here to tell.
     """
-    for name in ("x", "x_scale") if check_features else ():
-        if name in arrays:
-            check_finite(arrays[name], name=name)
+    if check_features and "x" in arrays:
+        check_finite(arrays["x"])
     if (y := arrays.get("y")) is not None:
         if y.dim() == 2 and y.shape[1] == 1 and holds_integers(y):
             y = arrays["y"] = y[:, 0]
@@ -296,34 +293,6 @@ def check_time(arrays: Mapping[str, Tensor], time: str | None, row: str) -> None
 def without_time(row: str) -> str:
     """What to do with a ``row`` that has no time, such as ``"edge"``."""
     return f"leave the {row} out, or give it a time later than those of all seeds"
-
-
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``x`` as int8 and one float32 scale per row: ``data.x, data.x_scale = quantize_rows(data.x)``.
-
-    Batches hold ``x`` as float32 again. An entry is off by at most 1/254 of the largest in its row.
-    """
-    check_tensor("x", x, "features, one row for each node")
-    if x.dim() < 2 or not x.is_floating_point() or (len(x) and not x.numel()):
-        raise ValueError(f"x must be rows of floating point numbers, got {shown(x)}: others have nothing to quantise.")
-    check_plain("x", x.detach())
-    small, scales = torch.empty(x.shape, dtype=torch.int8), torch.empty(len(x))
-    for start in range(0, len(x), ROWS_AT_ONCE):
-        rows = x[start : start + ROWS_AT_ONCE].detach().float()
-        check_finite(rows, start)  # as float32, whose largest number is 3.4e38
-        scale = rows.flatten(1).abs().amax(1) / LARGEST
-        scales[start : start + ROWS_AT_ONCE] = scale
-        per_row = torch.where(scale > 0, scale, 1.0).view(-1, *[1] * (x.dim() - 1))
-        small[start : start + ROWS_AT_ONCE] = (rows / per_row).round().to(torch.int8)
-    return small, scales
-
-
-def scale_of(name: str, arrays: Mapping[str, Tensor]) -> Tensor | None:
-    """The array ``<name>_scale`` if it scales the int8 array ``name``, one float per row; otherwise None."""
-    array, scale = arrays[name], arrays.get(name + SUFFIX)
-    if array.dtype != torch.int8 or scale is None or not scale.is_floating_point() or scale.numel() != len(array):
-        return None
-    return scale
 
 
 def fingerprint_of(arrays: Iterable[tuple[str, torch.dtype, Sequence[int], Iterable[Tensor]]]) -> str:

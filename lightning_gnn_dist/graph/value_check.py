@@ -9,25 +9,24 @@ from lightning_gnn_dist.graph.convert import first_bad
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.memo import remembered
 
-NODE_ARRAYS, EDGE_ARRAYS = ("x", "x_scale"), ("edge_weight", "edge_attr")  # what models read
+EDGE_ARRAYS = ("edge_weight", "edge_attr")  # what models read beside x of nodes
 IGNORED = -100  # the label that cross_entropy leaves out
 _WAY_OUT = "Repair it, or switch this check off by Loading(check_values=False)."
 
 
 def check_arrays(graph: Graph) -> None:
     """Refuse NaN and infinity in the arrays that models read: one pass over them, in pieces, and none over the same."""
-    read = [arrays.get(name) for arrays in graph.types.node_arrays.values() for name in NODE_ARRAYS]
+    read = [arrays.get("x") for arrays in graph.types.node_arrays.values()]
     read += [arrays.get(name) for arrays in graph.types.edge_arrays.values() for name in EDGE_ARRAYS]
     remembered(graph, "checked values", lambda: _check_arrays(graph), read)
 
 
 def _check_arrays(graph: Graph) -> None:
     for kind, arrays in graph.types.node_arrays.items():
-        for name in NODE_ARRAYS:
-            if (row := first_bad(arrays.get(name))) is not None:
-                node = row if "n_id" not in arrays else int(arrays["n_id"][row])
-                of_type = f" of type {kind!r}" if kind else ""
-                raise ValueError(f"{name} of node {node}{of_type} is NaN or infinite. {_WAY_OUT}")
+        if (row := first_bad(arrays.get("x"))) is not None:
+            node = row if "n_id" not in arrays else int(arrays["n_id"][row])
+            of_type = f" of type {kind!r}" if kind else ""
+            raise ValueError(f"x of node {node}{of_type} is NaN or infinite. {_WAY_OUT}")
     for edge_type, arrays in graph.types.edge_arrays.items():
         for name in EDGE_ARRAYS:
             if (row := first_bad(arrays.get(name))) is not None:

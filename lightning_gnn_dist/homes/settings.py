@@ -40,9 +40,9 @@ class Loading:
         bulk_size: Batches sampled together. Of shards, rows for them are sent together.
         num_threads: Background threads that sample and gather while the model trains. 0: none. Other ranks are asked
             by one thread, if there is any.
-        widen: Arrays of float16, bfloat16, and of int8 with scales (:func:`quantize_rows`) come as float32. ``"auto"``:
-            but for those of the type that the trainer's precision computes in, bfloat16 with ``"bf16-mixed"`` and
-            ``"bf16-true"``, float16 with ``"16-true"``, unless they are labels. False: as they are stored.
+        widen: Arrays of float16 and bfloat16 come as float32. ``"auto"``: but for those of the type that the trainer's
+            precision computes in, bfloat16 with ``"bf16-mixed"`` and ``"bf16-true"``, float16 with ``"16-true"``,
+            unless they are labels. False: as they are stored.
         sample_on: Where batches are sampled and gathered: ``"cpu"``, or ``"device"``, on the device that trains, which
             then holds a copy of the part, and of the whole graph for evaluation and corrections. ``"auto"``: if it is a
             GPU, it holds as much of these as ``device_bytes`` allow, the part's before the whole graph's: edges, from

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any, NamedTuple, Self
@@ -23,7 +23,6 @@ from lightning_gnn_dist.batches.one_hop import RowsOfTypes, with_rows
 from lightning_gnn_dist.batches.pool import Pool, Widen, gather_rows
 from lightning_gnn_dist.batches.source import Content, made_of
 from lightning_gnn_dist.engine.sample import BatchKey
-from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph, with_arrays, with_arrays_of_types
 from lightning_gnn_dist.graph.rows import bytes_per_row, degrees_of, starts_of
 from lightning_gnn_dist.graph.typed.types import TypeNames
@@ -40,7 +39,6 @@ from lightning_gnn_dist.names import offered
 from lightning_gnn_dist.sampling.neighbor import NeighborSampler
 from lightning_gnn_dist.wire.channel import Channel
 
-FEATURES = ("x", "x" + SUFFIX)
 FOR_A_TABLE = 0.2  # of the budget: a layer's rows, beside those of the layer before
 _FOR_A_BATCH = 0.1  # of the budget: a layer may take four times what is foreseen for it
 _MESSAGES = 2  # rows that a layer makes for each edge: a sender's, and what attention makes of it
@@ -119,8 +117,10 @@ class GraphNodes:
         self.rows, self._starts, self._widen, types = graph, starts, widen, graph.types
         self.offsets = types.offsets if offsets is None else offsets
         self._seed_type = types.node_types[0] if seed_type is None else seed_type
-        self._features = [_named(arrays, FEATURES) for arrays in types.node_arrays.values()]
-        others = {kind: _named(arrays, arrays.keys() - set(FEATURES)) for kind, arrays in types.node_arrays.items()}
+        others = {
+            kind: {name: array for name, array in arrays.items() if name != "x"}
+            for kind, arrays in types.node_arrays.items()
+        }
         self._others = with_arrays(with_arrays_of_types(graph, others), more)
         self.bytes_per_edge, self.most_rows = max(map(bytes_per_row, types.edge_arrays.values())), graph.num_nodes
 
@@ -148,14 +148,16 @@ class GraphNodes:
 
     def prepare(self, nodes: Ids, seeds: Tensor) -> int:
         """Have the input rows of these nodes and seeds at hand; return the bytes of one. Collective."""
-        rows = [self._taken(arrays, torch.empty(0, dtype=torch.int64)) for arrays in self._features]
-        others = self._others.types.node_arrays.values()
-        return max(bytes_per_row(row) + bytes_per_row(more) for row, more in zip(rows, others, strict=True))
+        none, others = torch.empty(0, dtype=torch.int64), self._others.types.node_arrays.values()
+        inputs = [self._inputs(number, none) for number in range(len(others))]
+        return max(
+            bytes_per_row(more if x is None else {**more, "x": x}) for x, more in zip(inputs, others, strict=True)
+        )
 
     @cached_property
     def names_in_batches(self) -> NamesOfTypes:
         """The names of a batch's arrays."""
-        return names_of_types(self.rows.types, widen=self._widen)
+        return names_of_types(self.rows.types)
 
     def one_hop(self, nodes: Tensor, rows: LayerRows | None, way: Way) -> Any:
         """A batch of own nodes with all their in-neighbours. Its ``x`` are ``rows``, or the input rows.
@@ -190,7 +192,7 @@ class GraphNodes:
         at = nodes - self.offsets[kind]
         if name == "n_id" and name not in arrays:
             return at
-        return self._taken(_named(arrays, (name, name + SUFFIX)), at).get(name)
+        return self._taken(name, arrays[name], at) if name in arrays else None
 
     def _ids(self, of_types: list[Tensor]) -> list[Tensor]:
         """The nodes at some places among those of each type."""
@@ -201,11 +203,12 @@ class GraphNodes:
         return made_of(content, widen=self._widen)
 
     def _inputs(self, number: int, at: Tensor, pool: Pool | None = None) -> Tensor | None:
-        return self._taken(self._features[number], at, pool).get("x")
+        x = self.rows.types.node_arrays[self.rows.types.node_types[number]].get("x")
+        return None if x is None else self._taken("x", x, at, pool)
 
-    def _taken(self, arrays: Mapping[str, Tensor], at: Tensor, pool: Pool | None = None) -> dict[str, Tensor]:
-        """Rows of arrays as batches have them."""
-        return gathered(arrays, at, lambda _: pool, widen=self._widen)
+    def _taken(self, name: str, array: Tensor, at: Tensor, pool: Pool | None = None) -> Tensor:
+        """Rows of an array as batches have them."""
+        return gathered({name: array}, at, lambda _: pool, widen=self._widen)[name]
 
 
 class LayerNodes(NamedTuple):
@@ -523,7 +526,3 @@ def edges_before(of: GraphNodes, nodes: Ids) -> Tensor:
     """Return how many edges lead to the own nodes before each of some, and before their end, but for a constant."""
     indptr, at = of.rows.indptr, of.rows_at(nodes)
     return indptr[at.start : at.stop + 1] if isinstance(at, range) else starts_of(degrees_of(indptr, at))
-
-
-def _named(arrays: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
-    return {name: array for name, array in arrays.items() if name in names}

@@ -189,6 +189,11 @@ class RowFiles:
         tensor = torch.from_numpy(rows)
         return tensor.view(torch.bfloat16) if self.files[0].type == torch.bfloat16 else tensor
 
+    @property
+    def without_content(self) -> Tensor:
+        """The type and the shape of the array."""
+        return torch.empty(self.shape, dtype=self.files[0].type, device="meta")
+
     def load(self) -> Column:
         """The whole array, in RAM."""
         return np.concatenate([file.read(0, math.prod(file.shape)) for file in self.files]).reshape(self.shape)

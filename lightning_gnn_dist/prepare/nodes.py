@@ -117,8 +117,6 @@ class NodesOfType:
             save(draft / f"{name}.npy", as_numpy(tensor))
         for name, rows in self.files.arrays.items():
             if not _is_small(name, rows):
-                if rows.shape[0] != self.part.num_all:
-                    raise ValueError(f"{name} has shape {rows.shape}, but the graph has {self.part.num_all} nodes.")
                 self._copy(name, rows, draft / f"{name}.npy", progress)
         target.parent.mkdir(exist_ok=True)
         os.rename(draft, target)
@@ -138,7 +136,8 @@ class NodesOfType:
         if "y" in found and found["y"].dim() == 2 and self.files.source.suffix not in PYG:
             found["y"] = found["y"][:, 0]
         arrays = convert.with_masks(found, self.part.num_all)
-        convert.check_rows("node", arrays, self.part.num_all)
+        wide = {name: rows.without_content for name, rows in self.files.arrays.items() if not _is_small(name, rows)}
+        convert.check_rows("node", arrays | wide, self.part.num_all)
         if self.split:
             arrays |= dealt(arrays, self.part.num_all, self.split, self.seed)
         how = {"check_features": True, "float_labels": self.float_labels}

@@ -394,17 +394,6 @@ def test_every_half_is_widened_as_torch_does_it(pool, dtype, helps, width, monke
     assert gather_rows(array, rows[:2], widen=True).nan_to_num(0.5).equal(expected[:2])
 
 
-@pytest.mark.parametrize("shape", [(10, 7), (10, 3, 5), (10, 1433)])
-@pytest.mark.parametrize("form", [(10,), (10, 1)])
-def test_scaled_integers_are_multiplied(pool, shape, form):
-    array, scale = torch.randint(-127, 128, shape, dtype=torch.int8), torch.rand(form)
-    out = gather_rows(array, ROWS, pool, scale=scale)
-    expected = array[ROWS].float() * scale.view(-1)[ROWS].view(-1, *[1] * (len(shape) - 1))
-    assert out.dtype == torch.float32
-    assert out.equal(expected)
-    assert gather_rows(array, ROWS, scale=scale).equal(expected)
-
-
 def test_without_being_asked_nothing_is_widened():
     for dtype, widen in ((torch.float16, False), (torch.float64, True), (torch.int8, True)):
         assert gather_rows(torch.ones(10, 3, dtype=dtype), ROWS, widen=widen).dtype == dtype

@@ -13,7 +13,6 @@ from torch import Tensor
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.batches import THREAD_NAME
-from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.homes.run import warn_of_slow_bfloat16
 from tests.data_fitting import fit_with, full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE, plain_ddp
@@ -92,13 +91,10 @@ def test_ddp_takes_it_too_and_lightning_injects_no_sampler() -> None:
     assert one[0][0].tolist() != one[1][0].tolist()
 
 
-@pytest.mark.parametrize("form", ["float16", "bfloat16", "int8"])
-def test_narrow_features_on_disk_train_as_float32(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("form", [torch.float16, torch.bfloat16], ids=str)
+def test_narrow_features_on_disk_train_as_float32(tmp_path: Path, form: torch.dtype) -> None:
     graph = small_graph()
-    if form == "int8":
-        graph.node_arrays["x"], graph.node_arrays["x_scale"] = quantize_rows(graph.node_arrays["x"])
-    else:
-        graph.node_arrays["x"] = graph.node_arrays["x"].to(getattr(torch, form))
+    graph.node_arrays["x"] = graph.node_arrays["x"].to(form)
     graph.save(tmp_path / "graph")
     data = lgd.PartitionedDataModule(tmp_path / "graph", batch_size=30, evaluation=lgd.Evaluation(batch_size=600))
     module = model()
@@ -370,17 +366,15 @@ def test_what_a_step_computes_in_is_not_widened(precision: Any, widen: Any, stor
         assert batch.edge_weight.dtype == (of_model or torch.float32)
         assert batch.x.equal(graph.node_arrays["x"][batch.n_id].to(batch.x.dtype))
         assert batch.target.dtype == batch.x.dtype
-        quantized = batch.bytes.dtype, "bytes_scale" in batch
-        assert quantized == ((torch.int8, True) if widen is False else (of_model or torch.float32, False))
+        assert batch.bytes.dtype == torch.int8
         assert batch.y.dtype == (of_model or (stored if widen is False else torch.float32)), "labels are widened"
     data.teardown("fit")
 
 
 def stored_as(dtype: torch.dtype) -> lgd.Graph:
-    """Features, labels and another array of a narrow type, and an array of bytes with scales."""
-    rows, scale = quantize_rows(GRAPH.node_arrays["x"])
+    """Features, labels and another array of a narrow type, and an array of bytes."""
     x, y = GRAPH.node_arrays["x"].to(dtype), GRAPH.node_arrays["y"].to(dtype)
-    arrays = {**GRAPH.node_arrays, "x": x, "y": y, "target": x[:, :2], "bytes": rows, "bytes_scale": scale}
+    arrays = {**GRAPH.node_arrays, "x": x, "y": y, "target": x[:, :2], "bytes": x.to(torch.int8)}
     return lgd.Graph(GRAPH.indptr, GRAPH.indices, arrays)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.golden.graphs import AT, BACK, CITES, PRINTS, SPLITS, WRITES, dense, plain, simple, typed
 from tests.golden.place import AT_ONCE, Place
 from tests.golden.runs import Run
@@ -94,7 +93,6 @@ def changed(arrays: dict[str, Tensor]) -> lgd.Graph:
 
 
 GRAPHS: dict[str, Callable[[], lgd.Graph]] = {
-    "plain/int8": lambda: changed(dict(zip(("x", "x_scale"), quantize_rows(plain().node_arrays["x"]), strict=True))),
     "plain/float16": lambda: changed({"x": plain().node_arrays["x"].half()}),
     "plain/from_pyg": lambda: lgd.Graph.from_pyg(simple().to_pyg()),
     "typed/from_pyg": lambda: lgd.Graph.from_pyg(dense()),

@@ -15,7 +15,6 @@ from torch_geometric.nn import SAGEConv
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.source import GraphSource, stream_to
 from lightning_gnn_dist.extensions.larger_than_memory.placement import PlacedSource, Placement, Sizes, release
-from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.batch_contents import check_same, contents
 from tests.data_fitting import small_graph, trainer
 from tests.every_strategy import PATIENCE, every_strategy
@@ -159,8 +158,6 @@ def graph_of(kind: str, num_nodes: int = 6000) -> lgd.Graph:
     plain = lgd.communities(num_nodes, 4, num_features=128, mean_degree=10.0, train_share=0.5, seed=2)
     x = plain.node_arrays["x"]
     arrays = {"float32": {"x": x}, "bfloat16": {"x": x.bfloat16()}}
-    if kind == "int8":
-        arrays["int8"] = dict(zip(("x", "x_scale"), quantize_rows(x), strict=True))
     edges = {"edge_attr": torch.randn(plain.num_edges, 3, generator=torch.Generator().manual_seed(0))}
     return lgd.Graph(plain.indptr, plain.indices, plain.node_arrays | arrays[kind], edges)
 
@@ -181,7 +178,7 @@ def batches_of(graph: lgd.Graph, sampler: Any, placement: Placement | None, seed
 
 
 @pytest.mark.parametrize("place", ROOMS)
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
 def test_batches_are_those_of_ram(kind: str, place: str) -> None:
     graph, sampler = graph_of(kind), lgd.NeighborSampler([6, 4])
     placement = Placement(CUDA, "auto", budget(graph, place), samplers=(sampler,), batch_size=400)

@@ -315,7 +315,6 @@ WORDS = [
     ("x", INF, {}, "x of node {node} is NaN"),
     ("x", -INF, {"x": torch.zeros(60, 3, dtype=torch.float16)}, "x of node {node} is NaN"),
     ("x", NAN, {"x": torch.zeros(60, 3, dtype=torch.complex64)}, "x of node {node} is NaN"),
-    ("x_scale", NAN, {"x_scale": torch.ones(60)}, "x_scale of node {node} is NaN"),
     ("edge_weight", NAN, {}, r"edge_weight of the edge from \d+ to {node} is NaN"),
     ("y", -1, {}, "y of node {node} is -1, and classes are counted from 0 .* train_mask"),
     ("y", NAN, {"y": torch.zeros(60)}, "y of node {node} is nan, which is NaN"),

@@ -33,7 +33,6 @@ from lightning_gnn_dist.batches.source import Finish, GraphSource, stream_to
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import KINDS, drawn_there, draws_anywhere
 from lightning_gnn_dist.extensions.larger_than_memory.rows_on_device import Crossing, HeldRows, RowsOnDevice
-from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import Graph, checked_graph
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
 from lightning_gnn_dist.graph.rows import bytes_per_row, senders_by_row
@@ -54,12 +53,6 @@ def wide_arrays(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: array for name, array in arrays.items() if array[:1].nbytes >= LEAST_WIDTH and name != LABELS}
 
 
-def placed_by_row(arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the wide arrays, and the scales of those that have some: a row is widened where it lies."""
-    wide = wide_arrays(arrays)
-    return {name: array for name, array in arrays.items() if name in wide or name.removesuffix(SUFFIX) in wide}
-
-
 @dataclass(frozen=True)
 class Sizes:
     """Bytes of a graph.
@@ -78,7 +71,7 @@ class Sizes:
     def of(cls, graph: Graph) -> Sizes:
         """Measure a graph."""
         types = graph.types
-        widths = tuple(bytes_per_row(placed_by_row(types.node_arrays[kind])) for kind in types.node_types)
+        widths = tuple(bytes_per_row(wide_arrays(types.node_arrays[kind])) for kind in types.node_types)
         rows = sum(width * types.num_nodes[kind] for width, kind in zip(widths, types.node_types, strict=True))
         return cls(graph.num_bytes - rows, widths, rows)
 
@@ -299,7 +292,7 @@ class Placement:
 
     def _rows(self, graph: Graph, sampler: Sampler, plan: MemoryPlan) -> RowsOnDevice:
         types, maps = graph.types, all_maps()
-        arrays = [placed_by_row(types.node_arrays[kind]) for kind in types.node_types]
+        arrays = [wide_arrays(types.node_arrays[kind]) for kind in types.node_types]
         chosen: Sequence[Tensor | None] = [None] * len(arrays)
         if not plan.holds_all_rows:
             reads = expected_reads(graph, (*self.samplers, sampler)[0], self.batch_size)

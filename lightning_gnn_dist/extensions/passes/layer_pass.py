@@ -7,7 +7,7 @@ of all nodes, and of the rows that parts keep of nodes outside them.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -176,11 +176,10 @@ class FileNodes(GraphNodes):
             return taken
         return Taken({name: self._mapped[id(array)].take(taken.rows) for name, array in taken.arrays.items()})
 
-    def _taken(self, arrays: Mapping[str, Tensor], at: Tensor, pool: Pool | None = None) -> dict[str, Tensor]:
+    def _taken(self, name: str, array: Tensor, at: Tensor, pool: Pool | None = None) -> Tensor:
         if self._mapped is not None:
-            arrays = {name: self._mapped[id(array)].take(at) for name, array in arrays.items()}
-            at = torch.arange(len(at))
-        return super()._taken(arrays, at, pool)
+            array, at = self._mapped[id(array)].take(at), torch.arange(len(at))
+        return super()._taken(name, array, at, pool)
 
 
 def folder_beside(graph: Graph) -> Path | None:

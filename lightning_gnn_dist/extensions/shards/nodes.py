@@ -18,7 +18,6 @@ from lightning_gnn_dist.engine.sample import Sample, has_ids
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import take_apart_of_shards
 from lightning_gnn_dist.extensions.passes.row_table import Room, RowTable, fetch_rows
 from lightning_gnn_dist.extensions.shards.index import Bounds, Shard, TypedBounds, check_ranks
-from lightning_gnn_dist.graph.convert import SUFFIX
 from lightning_gnn_dist.graph.graph import with_arrays
 from lightning_gnn_dist.graph.rows import (
     EDGES_PER_PIECE,
@@ -29,7 +28,6 @@ from lightning_gnn_dist.graph.rows import (
     take_rows,
 )
 from lightning_gnn_dist.layers.layer_pass import (
-    FEATURES,
     GraphNodes,
     Ids,
     by_type,
@@ -195,7 +193,7 @@ class ShardNodes(GraphNodes):
         apart = take_apart_of_shards(self.types, sample)
         of_types = [at + start for at, start in zip(apart.nodes, self.offsets, strict=False)]
         taken = [
-            Taken({name: table.take(ids) for name, table in tables.items() if name not in FEATURES})
+            Taken({name: table.take(ids) for name, table in tables.items() if name != "x"})
             for tables, ids in zip(self._tables, of_types, strict=True)
         ]
         edges = taken_of_edges(self.rows, apart)
@@ -212,8 +210,7 @@ class ShardNodes(GraphNodes):
         tables = self._tables[kind]
         if name not in tables:
             return nodes - self.offsets[kind] if name == "n_id" else None
-        arrays = {key: tables[key].take(nodes) for key in (name, name + SUFFIX) if key in tables}
-        return gathered(arrays, torch.arange(len(nodes)), widen=self._widen)[name]
+        return self._taken(name, tables[name].take(nodes), torch.arange(len(nodes)))
 
     def _sample(self, nodes: Tensor) -> Sample:
         """Sample all in-neighbours of own nodes, as the kernel of whole graphs would but for the order of nodes."""

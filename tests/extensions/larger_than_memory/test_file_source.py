@@ -18,7 +18,6 @@ from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.extensions.larger_than_memory import files
 from lightning_gnn_dist.extensions.larger_than_memory.ahead import Caches, RowCache, gather_joined
 from lightning_gnn_dist.extensions.larger_than_memory.files import THREAD_NAME, DiskRows, FileSource, MergedReads
-from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.batch_contents import check_same, contents
 from tests.loaders import over
@@ -34,11 +33,6 @@ def floats(x: Tensor) -> dict[str, Tensor]:
 
 def halves(x: Tensor) -> dict[str, Tensor]:
     return {"x": x.bfloat16()}
-
-
-def scaled(x: Tensor) -> dict[str, Tensor]:
-    x, scale = quantize_rows(x)
-    return {"x": x, "x_scale": scale}
 
 
 def saved(folder: Path, form: Callable[[Tensor], dict[str, Tensor]] = floats, *, edges: bool = True) -> Graph:
@@ -87,10 +81,10 @@ def test_batches_are_those_of_the_graph(tmp_path: Path, sampler: Sampler, cache_
     [
         (floats, False, True),
         (halves, True, False),
-        (scaled, torch.bfloat16, False),
-        *(pytest.param(form, True, False, marks=pytest.mark.slow) for form in (floats, scaled)),
-        *(pytest.param(form, torch.bfloat16, False, marks=pytest.mark.slow) for form in (floats, halves)),
-        *(pytest.param(form, False, True, marks=pytest.mark.slow) for form in (halves, scaled)),
+        (halves, torch.bfloat16, False),
+        pytest.param(floats, True, False, marks=pytest.mark.slow),
+        pytest.param(floats, torch.bfloat16, False, marks=pytest.mark.slow),
+        pytest.param(halves, False, True, marks=pytest.mark.slow),
     ],
 )
 def test_all_forms_of_features_are_read(

@@ -53,15 +53,14 @@ def test_edges_come_first_then_rows(room: int, draws: bool, draws_there: bool, r
 
 def test_sizes_of_a_graph() -> None:
     nodes = {
-        "x": torch.zeros(6, 40, dtype=torch.int8),  # wide, with its scales
-        "x_scale": torch.ones(6),
+        "x": torch.zeros(6, 40, dtype=torch.int8),  # wide
         "y": torch.zeros(6, 9),  # labels of any width go with the edges
         "n_id": torch.arange(6),
     }
     graph = lgd.Graph.from_edge_index(torch.tensor([[0, 1, 2], [1, 2, 3]]), 6, nodes, {"edge_attr": torch.zeros(3, 16)})
     rest = 7 * 8 + 3 * 4 + 3 * 64 + 6 * 36 + 6 * 8
-    assert Sizes.of(graph) == Sizes(rest, (44,), 6 * 44)
-    assert graph.num_bytes == rest + 6 * 44
+    assert Sizes.of(graph) == Sizes(rest, (40,), 6 * 40)
+    assert graph.num_bytes == rest + 6 * 40
 
 
 def reads_by_hand(graph: lgd.Graph, seeds: list[int], sizes: list[int], num_batches: int) -> list[float]:

@@ -18,7 +18,6 @@ from torch_geometric.data import HeteroData
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.batches.source import BatchSource, GraphSource
 from lightning_gnn_dist.extensions.larger_than_memory.files import DiskRows, FileSource
-from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.graph.typed.types import EdgeType
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.batch_contents import check_same, contents
@@ -182,9 +181,9 @@ SEEDS = torch.arange(150, 450)  # the papers
 
 @cache
 def of_widths() -> lgd.Graph:
-    """Papers with two wide arrays, one float16, authors in int8 with scales, words with few numbers, venues without."""
+    """Papers with two wide arrays, one float16, authors in int8, words with few numbers, venues without."""
     draw, data = torch.Generator().manual_seed(4), HeteroData()
-    data["author"].x, data["author"].x_scale = quantize_rows(torch.randn(150, 37, generator=draw))
+    data["author"].x = torch.randint(-99, 99, (150, 37), dtype=torch.int8, generator=draw)
     data["paper"].x = torch.randn(300, 40, generator=draw).half()
     data["paper"].z = torch.randn(300, 3, 5, generator=draw)
     data["paper"].y, data["paper"].time = torch.arange(300) % 4, torch.randint(30, (300,), generator=draw)
@@ -246,7 +245,7 @@ def test_batches_are_those_of_the_graph(folder: Path, name: str, cache_bytes: in
 # A fit on a typed graph whose rows are read from files is the fit in RAM, also when it is resumed within a pass.
 
 
-TYPED_CACHE = 4000  # bytes: papers have 32 for each in int8, authors 64, words 32, and venues learn theirs
+TYPED_CACHE = 4000  # bytes: papers and authors have 64 for each, words 32, and venues learn theirs
 IN_TIME = lgd.TemporalSampler([4, 3], "time")
 
 
@@ -254,7 +253,7 @@ def graph_of_papers() -> lgd.Graph:
     data = typed_graph_of_papers().to_pyg()
     del data["venue"].x
     data["venue"].num_nodes = 4
-    data["paper"].x, data["paper"].x_scale = quantize_rows(data["paper"].x)
+    data["paper"].x = data["paper"].x.half()
     return lgd.Graph.from_pyg(data, time="time")
 
 

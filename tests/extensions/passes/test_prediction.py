@@ -18,7 +18,6 @@ from torch_geometric.nn import GCN, GATv2Conv, GCNConv, GINEConv, GraphNorm, SAG
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist import Graph, GrappaStrategy, LocalSGDStrategy, layers_of, predict_by_layer
 from lightning_gnn_dist.extensions.passes import layer_pass
-from lightning_gnn_dist.graph.convert import quantize_rows
 from lightning_gnn_dist.layers.through_layers import has_layers
 from tests.callbacks.test_predictions import NAMES, Rows, by_hand, check, prepared, start
 from tests.cli.test_train import SMALL, command
@@ -130,11 +129,10 @@ class Residual(pl.LightningModule):
 def test_layers_see_input_rows_and_degrees_of_the_whole_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layer_pass, "bytes_foreseen", at_most(100))
     model, edges = Residual(), graph()
-    x, scale = quantize_rows(edges.node_arrays["x"])
-    edges.node_arrays |= {"x": x, "x_scale": scale}
+    edges.node_arrays["x"] = edges.node_arrays["x"].half()
     predict_by_layer(trainer(1), model, edges, tmp_path / "logits.npy")
     assert model.reads == [False] * 16  # they are read when a layer asks for them
-    data, x = whole(edges), x.float() * scale.view(-1, 1)
+    data, x = whole(edges), edges.node_arrays["x"].float()
     expected = model.eval().gnn(x, data.edge_index) + x
     torch.testing.assert_close(torch.from_numpy(np.load(tmp_path / "logits.npy")), expected, atol=1e-5, rtol=1e-5)
 

@@ -14,7 +14,6 @@ from torch_geometric.nn import GCN, GIN, GraphSAGE
 
 from lightning_gnn_dist import Evaluation, Graph, PartitionedDataModule
 from lightning_gnn_dist.batches.seed_batch import SeedBatch
-from lightning_gnn_dist.graph.convert import quantize_rows
 from tests.data_fitting import trainer
 from tests.layers.models import MODELS, NUM_CLASSES, Ready, Sage, graph_of, uneven_data, whole_rows
 from tests.layers.test_lightning import (
@@ -278,26 +277,19 @@ def test_a_kept_batch_can_be_read_after_the_evaluation():
     assert torch.allclose(rows.detach()[: batch.batch_size], whole_rows(module, DATA)[nodes], atol=1e-12)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("kind", [GCN, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (GraphSAGE, GIN))])
 def test_narrow_features_are_widened(dtype, kind, tmp_path):
     data = DATA.clone()
-    if dtype == "int8":
-        data.x, data.x_scale = quantize_rows(data.x.float())
-        graph_of(data).save(tmp_path / "graph")
-        graph = Graph.open(tmp_path / "graph")
-    else:
-        data.x = data.x.to(getattr(torch, dtype))
-        graph = graph_of(data)
+    data.x = data.x.to(dtype)
+    graph_of(data).save(tmp_path / "graph")
+    graph = Graph.open(tmp_path / "graph")
     torch.manual_seed(0)
     module = Ready(kind, 2)
     whole = in_batches(graph)
     rows = rows_of_test(module, whole)
     assert module.kinds == {"SeedBatch"}
-    x = data.x.float()
-    if dtype == "int8":
-        x = data.x.float() * data.x_scale.view(-1, 1)
-    expected = module.eval().whole(x, DATA.edge_index).detach()
+    expected = module.eval().whole(data.x.float(), DATA.edge_index).detach()
     assert torch.allclose(torch.stack([rows[node] for node in TESTED]), expected[TESTED], atol=1e-5)
 
 

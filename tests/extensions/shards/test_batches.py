@@ -185,10 +185,7 @@ def test_batches_of_types_are_too(tmp_path: Path, world_size: int, sampler: lgd.
 def odd_graph(num_types: int) -> lgd.Graph:
     """So many edge types between two node types, of which one has few nodes; numbers of 8 and of 16 bits."""
     data, generator = HeteroData(), torch.Generator().manual_seed(0)
-    data["a"].x, data["a"].x_scale = (
-        torch.randint(-99, 99, (40, 3), dtype=torch.int8, generator=generator),
-        torch.ones(40),
-    )
+    data["a"].x = torch.randint(-99, 99, (40, 3), dtype=torch.int8, generator=generator)
     data["b"].x = torch.randn(2, 5, generator=generator).bfloat16()
     for number in range(num_types):
         ends = ("a", f"r{number}", "b") if number % 2 else ("b", f"r{number}", "a")

@@ -308,7 +308,7 @@ def test_shards_keep_what_the_whole_graph_keeps(boundary: Any, tmp_path: Path) -
     data.setup("fit")
     for loader in (data.train_dataloader(), data.predict_dataloader()):
         batch = next(iter(loader))
-        assert (batch.x.dtype, batch.y.dtype, batch.bytes.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+        assert (batch.x.dtype, batch.y.dtype, batch.bytes.dtype) == (torch.bfloat16, torch.float32, torch.int8)
     data.teardown("fit")
 
 
