@@ -17,7 +17,7 @@ from lightning_gnn_dist.graph.user_ids import class_names
 from lightning_gnn_dist.names import extension, offered
 from lightning_gnn_dist.partition.base import Partitioner
 from lightning_gnn_dist.partition.cache import cached_partition
-from lightning_gnn_dist.partition.partition_report import advise
+from lightning_gnn_dist.partition.partition_report import advice
 from lightning_gnn_dist.wire.memory import free_bytes
 
 FANOUT, BATCH_SIZE = (15, 10), 1024  # of the batches whose memory is told
@@ -95,8 +95,7 @@ def _inspect(graph: Graph, partitioner: Partitioner, options: argparse.Namespace
         f"most; the whole graph takes {in_bytes(graph.num_bytes)}"
     )
     print(_of_ranks(graph, int(alone.max()), options.parts))
-    for sentence in advise(graph, report):
-        print(f"- {sentence}")
+    print(advice(graph, report))
 
 
 def _of_ranks(graph: Graph, part: int, num_parts: int) -> str:

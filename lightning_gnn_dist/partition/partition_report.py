@@ -4,7 +4,6 @@ The bounds come from measurements on eight graphs cut into eight parts (benchmar
 partitions in docs/data.md). Where labels differ between parts by more than chance, averaging alone lost between one
 and forty-nine points of accuracy, and gradients at every step none. Where parts are alike but a tenth of the nodes
 lost all neighbours, averaging lost up to nineteen points, and a correction on the whole graph won most of them back.
-Where nodes kept some neighbours, cut edges cost nothing up to 43 % of them, 2 points at 67 %, and 1 to 8 at 87 %.
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from lightning_gnn_dist.partition import kernels
 
 MAX_ROWS = 64  # parts that str() lists; a partition into super-nodes can have thousands
 DIFFERENT = 0.15  # label skew beyond chance, in the mean over training nodes
-MANY = 0.55  # share of cut edges above which averaging lost accuracy on parts that look alike
 LOST = 0.1  # share of nodes without any neighbour
-UNEVEN = 1.25  # training nodes of the largest part against the mean
 _HALF = 'LLCGStrategy(clock, correction=Correction(0.5, lr="local"))'
 
 
@@ -171,26 +168,23 @@ def against_averaging(graph: Graph, assignment: Tensor, num_parts: int, lost: fl
         lost: The share of training nodes without any neighbour in what their rank holds.
     """
     skew, nodes = label_skew(graph, assignment, num_parts), torch.bincount(assignment, minlength=num_parts)
-    excess = beyond_chance(graph, skew, train_nodes_of(graph, assignment, num_parts), nodes)
-    parts_differ, edges_lost = excess is not None and excess >= DIFFERENT, lost >= LOST
-    if not (parts_differ or edges_lost):
-        return None
-    reason = about_labels(excess) if parts_differ else f"{lost:.0%} of the training nodes lost all their neighbours."
-    return f"{reason} {strategy(parts_differ, edges_lost)}"
+    return _against(beyond_chance(graph, skew, train_nodes_of(graph, assignment, num_parts), nodes), lost)
 
 
-def advise(graph: Graph, report: PartitionReport) -> list[str]:
-    """Say what the figures of a partition show, and which strategy to use."""
+def advice(graph: Graph, report: PartitionReport) -> str:
+    """Say which strategy to use on a partition, and why."""
     excess = beyond_chance(graph, report.label_skew, report.train_nodes, report.nodes)
-    isolated = int(report.isolated_nodes.sum()) / max(graph.num_nodes, 1)
-    parts_differ, edges_lost = excess is not None and excess >= DIFFERENT, isolated >= LOST
-    return [
-        about_labels(excess),
-        f"{report.cut_ratio:.0%} of the edges are cut. {isolated:.1%} of the nodes lost all their neighbours, "
-        + ("too many to ignore." if edges_lost else "which are few."),
-        strategy(parts_differ, edges_lost, report.cut_ratio, are_known=excess is not None),
-        *_about_training_nodes(report),
-    ]
+    if (reason := _against(excess, int(report.isolated_nodes.sum()) / max(graph.num_nodes, 1))) is not None:
+        return reason
+    if excess is None:
+        return (
+            "Without labels (one integer per node) it cannot be told whether the parts are alike. GrappaStrategy() "
+            "loses nothing where they differ, and LocalSGDStrategy(EverySteps(16)) sends least."
+        )
+    return (
+        f"The parts look alike: {max(excess, 0.0):.2f} of label skew beyond chance, in the mean. "
+        "LocalSGDStrategy(EverySteps(16)) is enough: averaging loses little on such parts, and sends least."
+    )
 
 
 def beyond_chance(graph: Graph, skew: Tensor | None, train_nodes: Tensor | None, nodes: Tensor) -> float | None:
@@ -210,53 +204,19 @@ def beyond_chance(graph: Graph, skew: Tensor | None, train_nodes: Tensor | None,
     return float(((skew.nan_to_num() - chance) * weight).sum())
 
 
-def about_labels(excess: float | None) -> str:
-    """Say how much the labels of parts differ."""
-    if excess is None:
-        return "Without labels (one integer per node) it cannot be told whether the parts are alike."
-    if excess >= DIFFERENT:
-        return f"The parts hold different labels: {excess:.2f} of label skew beyond chance, in the mean."
-    return f"The parts look alike: {max(excess, 0.0):.2f} of label skew beyond chance, in the mean."
-
-
-def strategy(parts_differ: bool, edges_lost: bool, cut_ratio: float = 0.0, *, are_known: bool = True) -> str:
-    """Advise on the strategy."""
-    if parts_differ:
-        correction = _HALF if edges_lost else "LLCGStrategy(clock)"
+def _against(excess: float | None, lost: float) -> str | None:
+    """Return why models should not be averaged alone, given label skew beyond chance and the share of lost nodes."""
+    if excess is not None and excess >= DIFFERENT:
+        correction = _HALF if lost >= LOST else "LLCGStrategy(clock)"
         return (
-            f"Exchange gradients every step (GrappaStrategy()), or meet rarely with {correction}, which corrects the "
-            "drift. Do not average alone here; SuperNodePartitioner() makes parts that one can average."
+            f"The parts hold different labels: {excess:.2f} of label skew beyond chance, in the mean. Exchange "
+            f"gradients every step (GrappaStrategy()), or meet rarely with {correction}, which corrects the drift. Do "
+            "not average alone here; SuperNodePartitioner() makes parts that one can average."
         )
-    if edges_lost:
+    if lost >= LOST:
         return (
-            f"{_HALF}: its correction sees the edges that are cut. To average alone, "
-            "keep more of them: SuperNodePartitioner(). With gradients every step (GrappaStrategy()), use "
-            "MetisPartitioner(), or holding=Holding(Rotate())."
+            f"{lost:.0%} of the nodes lost all their neighbours. {_HALF}: its correction sees the edges that "
+            "are cut. To average alone, keep more of them: SuperNodePartitioner(). With gradients every step "
+            "(GrappaStrategy()), use MetisPartitioner(), or holding=Holding(Rotate())."
         )
-    if not are_known:
-        return (
-            "GrappaStrategy() loses nothing where parts differ. LocalSGDStrategy(EverySteps(16)) sends least, and is "
-            "enough if they are alike, as those of SuperNodePartitioner() mostly are."
-        )
-    if cut_ratio >= MANY:
-        return (
-            "LocalSGDStrategy(EverySteps(16)) sends least, and such parts can be averaged, but training on them alone "
-            f"misses {cut_ratio:.0%} of the edges, and parts that missed 67 to 87 % lost 1 to 8 points. Keep the edges "
-            'by boundary="auto", the default, or cut fewer, and compare with one process.'
-        )
-    return "LocalSGDStrategy(EverySteps(16)) is enough: averaging loses little on such parts, and sends least."
-
-
-def _about_training_nodes(report: PartitionReport) -> list[str]:
-    if report.train_nodes is None:
-        return ["There is no train_mask, so how training nodes are shared is not known."]
-    most, mean = int(report.train_nodes.max()), float(report.train_nodes.double().mean())
-    if not bool(report.train_nodes.all()):
-        part = int((report.train_nodes == 0).nonzero()[0])
-        return [f'Part {part} has no training node, so training would stop: MetisPartitioner(balance="train").']
-    if most > UNEVEN * mean:
-        return [
-            f"The largest part has {most:,} training nodes, {most / mean:.1f} times the mean, and sets the number of "
-            'steps. With METIS, balance="train" evens them out.'
-        ]
-    return []
+    return None
