@@ -57,7 +57,7 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "local": lambda: LocalSGDStrategy(EverySteps(STEPS_OF_A_ROUND), launch=FORK),
     "llcg": lambda: LLCGStrategy(EverySteps(STEPS_OF_A_ROUND), launch=FORK),
     "local-overlap": lambda: LocalSGDStrategy(EverySteps(STEPS_OF_A_ROUND), reducer=Overlapped(), launch=FORK),
-    "llcg-overlap": lambda: LLCGStrategy(EverySteps(STEPS_OF_A_ROUND), reducer=Overlapped(8), launch=FORK),
+    "llcg-overlap": lambda: LLCGStrategy(EverySteps(STEPS_OF_A_ROUND), reducer=Overlapped(), launch=FORK),
     "llcg-share": lambda: LLCGStrategy(
         EverySteps(STEPS_OF_A_ROUND), correction=Correction(0.5, lr="local"), launch=FORK
     ),

@@ -57,9 +57,9 @@ STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "averaging": lambda: LocalSGDStrategy(EverySteps(STEPS)),
     "averaging, overlap": lambda: LocalSGDStrategy(EverySteps(STEPS), reducer=Overlapped()),
     "LLCG": lambda: LLCGStrategy(EverySteps(STEPS)),
-    "LLCG, overlap": lambda: LLCGStrategy(EverySteps(STEPS), reducer=Overlapped(8)),
+    "LLCG, overlap": lambda: LLCGStrategy(EverySteps(STEPS), reducer=Overlapped()),
     "LLCG, one correction, overlap": lambda: LLCGStrategy(
-        EverySteps(STEPS), correction=Correction(1), reducer=Overlapped(8)
+        EverySteps(STEPS), correction=Correction(1), reducer=Overlapped()
     ),
 }
 

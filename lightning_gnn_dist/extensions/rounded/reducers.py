@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -114,93 +114,56 @@ _BITS_OF_MOMENTS = 16
 _THREAD_NAME = "means"
 
 
-class Means(Reducer):
-    """Takes means over ranks in few bits, or while they train.
+class RoundedMeans(Reducer):
+    """Takes means over ranks in few bits.
 
     Args:
-        bits: Bits of a number on the wire. None: ranks send numbers as they are.
-        overlap: Whether means travel while ranks train, on connections of their own.
-
-    Attributes:
-        agreed: What all ranks know to be as long on each of them.
+        bits: Bits of a number on the wire.
     """
 
     takes_ways = True
 
-    def __init__(self, bits: Bits | None, *, overlap: bool = False) -> None:
-        self.bits, self.is_late = bits, overlap
+    def __init__(self, bits: Bits) -> None:
+        self.bits = bits
         self._channel: Channel | None = None
-        self._apart: Channel | None = None  # for what travels while ranks train
         self._of_pseudo_gradients: RoundedMean | None = None
         self._restored: list[Tensor] = []
         self._number = 0
-        self.agreed: set[int] = set()
+        self._agreed: set[int] = set()  # what all ranks know to be as long on each of them
 
     def begin(self) -> None:
-        """Open connections for a fit, unless they are. Collective."""
-        size = collectives.world_size()
-        if self.bits is not None and self._channel is None and size > 1:
+        if self._channel is None and collectives.world_size() > 1:
             self._channel = open_channel_of_means()
-        if self.is_late and self._apart is None and size > 1:
-            self._apart = open_channel(size)
-            self._apart.is_waited_for = False
 
     def begin_meeting(self, round_idx: int, lengths: Sequence[int] | None = None) -> None:
         """Note the number of the meeting, which decides how numbers are rounded, and what is as long on all ranks."""
         self._number = round_idx << 16
-        self.agreed = self.agreed if lengths is None else set(lengths)
+        self._agreed = self._agreed if lengths is None else set(lengths)
 
     def mean_(self, groups: Groups, weight: float) -> None:
         if self._channel is None:
             super().mean_(groups, weight)
             return
-        rest, moments = self._rest(groups), groups.get("moments", ())
+        moments = groups.get("moments", ())
         collectives.average_([*groups.get("whole", ()), *(each for each in moments if not is_rounded(each))], weight)
-        self._number += self._average_rounded(rest, weight, self._number, self.agreed)
-
-    def _rest(self, groups: Groups) -> Groups:
-        """Return what does not go as it is."""
-        if self.bits is None:
-            return {}
-        rest = {name: groups[name] for name in ("pseudo_gradients", "moments", "gradient") if name in groups}
-        return rest | ({"moments": [each for each in rest["moments"] if is_rounded(each)]} if "moments" in rest else {})
-
-    def stage(
-        self, outer: OuterStep | None, moments: AveragedMoments | None
-    ) -> tuple[list[MeetingHook], list[MeetingHook]]:
-        if not self.is_late or outer is None:
-            return super().stage(outer, moments)
-        return [], [Overlap(self, outer, moments)]
-
-    def reserve(self, count: int) -> int:
-        """Return the number of the first of so many means that :meth:`later` takes."""
-        self._number += count
-        return self._number - count
-
-    def later_(self, groups: Groups, weight: float, number: int, agreed: set[int]) -> None:
-        """Do what :meth:`mean_` does to tensors in RAM, in a thread, as all ranks do in one order.
-
-        What a rank exchanges in the meantime goes on other connections. ``number`` is what :meth:`reserve` gave, and
-        ``agreed`` what was :attr:`agreed` then.
-        """
-        assert self._apart is not None
-        rest = self._rest(groups)
-        whole = [[each for each in groups["moments"] if not is_rounded(each)]] if rest else groups.values()
-        for tensors in whole:
-            self._apart.average_(tensors, weight)
-        self._average_rounded(rest, weight, number, agreed)
+        rest = {name: groups.get(name, ()) for name in ("pseudo_gradients", "moments", "gradient")}
+        rest["moments"] = [each for each in moments if is_rounded(each)]
+        given = {name: real(tensors) for name, tensors in rest.items() if tensors}
+        flats = [torch.cat([each.detach().reshape(-1) for each in tensors]) for tensors in given.values()]
+        means = [self._mean_of(self._channel, name, len(flat)) for name, flat in zip(given, flats, strict=True)]
+        is_agreed = self._agreed.issuperset(map(len, flats))
+        found = means_together(means, flats, weight, self._number, is_agreed=is_agreed) if means else []
+        for flat, tensors in zip(found, given.values(), strict=True):
+            scatter_back(flat, tensors)
+        self._number += len(given)
 
     def close(self) -> None:
-        """End the connections. Not collective."""
-        for channel in (self._channel, self._apart):
-            if channel is not None:
-                channel.close()
+        if self._channel is not None:
+            self._channel.close()
 
     def forget(self) -> None:
-        """Forget the fit before."""
-        self._channel = self._apart = self._of_pseudo_gradients = None
-        self.agreed = set()
-        self._restored = []
+        self._channel = self._of_pseudo_gradients = None
+        self._agreed, self._restored = set(), []
 
     def lost(self) -> list[Tensor]:
         """Return what rounding has left of this rank's pseudo-gradients, for a checkpoint."""
@@ -210,20 +173,7 @@ class Means(Reducer):
         """Go on with what was rounded away in the fit of a checkpoint, if the numbers that ranks send are as many."""
         self._restored = list(lost)
 
-    def _average_rounded(self, rest: Groups, weight: float, number: int, agreed: set[int]) -> int:
-        """Average groups of tensors in few bits; return how many there are. Means have the numbers from ``number``."""
-        given = {name: real(tensors) for name, tensors in rest.items() if tensors}
-        flats = [torch.cat([each.detach().reshape(-1) for each in tensors]) for tensors in given.values()]
-        means = [self._mean_of(name, len(flat)) for name, flat in zip(given, flats, strict=True)]
-        is_agreed = agreed.issuperset(map(len, flats))
-        found = means_together(means, flats, weight, number, is_agreed=is_agreed) if means else []
-        for flat, tensors in zip(found, given.values(), strict=True):
-            scatter_back(flat, tensors)
-        return len(given)
-
-    def _mean_of(self, name: str, length: int) -> RoundedMean:
-        channel = self._channel if name == "gradient" else self._apart or self._channel
-        assert channel is not None and self.bits is not None
+    def _mean_of(self, channel: Channel, name: str, length: int) -> RoundedMean:
         if name != "pseudo_gradients":
             bits = _BITS_OF_MOMENTS if name == "moments" else self.bits
             return RoundedMean(channel, Codec(bits), length, keeps_lost=False)
@@ -235,6 +185,38 @@ class Means(Reducer):
         return self._of_pseudo_gradients
 
 
+class LateMeans(Reducer):
+    """Takes the means of rounds while ranks train, on connections of their own."""
+
+    takes_ways = is_late = True
+
+    def __init__(self) -> None:
+        self._channel: Channel | None = None
+
+    def begin(self) -> None:
+        if self._channel is None and (size := collectives.world_size()) > 1:
+            self._channel = open_channel(size)
+            self._channel.is_waited_for = False
+
+    def stage(
+        self, outer: OuterStep | None, moments: AveragedMoments | None
+    ) -> tuple[list[MeetingHook], list[MeetingHook]]:
+        return super().stage(outer, moments) if outer is None else ([], [Overlap(self, outer, moments)])
+
+    def later_(self, groups: Groups, weight: float) -> None:
+        """Do what :meth:`mean_` does to tensors in RAM, in a thread, as all ranks do in one order."""
+        assert self._channel is not None
+        for tensors in groups.values():
+            self._channel.average_(tensors, weight)
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+
+    def forget(self) -> None:
+        self._channel = None
+
+
 @dataclass
 class Load:
     """What a rank sends of a round, in RAM, as a checkpoint holds it until it is taken in.
@@ -244,16 +226,12 @@ class Load:
         pseudo_gradients: Of these.
         moments: Of the optimizers.
         weight: What the rank counts for, 0 where it was left out.
-        number: That of the means, which decides how they are rounded.
-        lost: What rounding had left of the loads before.
     """
 
     places: list[int]
     pseudo_gradients: list[Tensor]
     moments: list[Tensor]
     weight: float
-    number: int
-    lost: list[Tensor] = field(default_factory=list)
 
 
 class Overlap(MeetingHook):
@@ -279,7 +257,7 @@ class Overlap(MeetingHook):
 
     averages_gradients = True
 
-    def __init__(self, means: Means, outer: OuterStep, moments: AveragedMoments | None) -> None:
+    def __init__(self, means: LateMeans, outer: OuterStep, moments: AveragedMoments | None) -> None:
         self._sends, self._outer, self._moments = means, outer, moments
         self._thread: Background | None = None
         self._load: Load | None = None  # what is under way
@@ -310,11 +288,9 @@ class Overlap(MeetingHook):
         found, targets = self._outer.pseudo_gradients(self._ahead()), self._tensors_of_moments()
         moments = [_copied(each) for each in targets]
         weight = leave_out_(moments) if self.fit.round.is_left_out else self.fit.weight()
-        number = self._sends.reserve(1 + bool(moments))
-        load = Load([*found], [_copied(each) for each in found.values()], moments, weight, number)
+        load = Load([*found], [_copied(each) for each in found.values()], moments, weight)
         self.fit.round.has_mean = self.finish()
         self._outer.go_back()
-        load.lost = [*self._sends.lost()]
         self._load, self._targets = load, targets
         return {}
 
@@ -346,7 +322,6 @@ class Overlap(MeetingHook):
     def state(self) -> dict[str, Any]:
         state = self._outer.state()
         if self._load is not None:
-            state["outer"]["lost"] = self._load.lost
             state["under_way"] = {**vars(self._load)}
         return state
 
@@ -354,7 +329,9 @@ class Overlap(MeetingHook):
         """Go on from a checkpoint: send once more what was under way."""
         self._outer.restore(state)
         if "under_way" in state:
-            self._load, self._targets = Load(**state["under_way"]), self._tensors_of_moments()
+            saved = state["under_way"]  # of older checkpoints with how it was rounded
+            self._load = Load(**{each.name: saved[each.name] for each in fields(Load)})
+            self._targets = self._tensors_of_moments()
             self._send(self._load)
 
     def _send(self, load: Load) -> None:
@@ -362,8 +339,7 @@ class Overlap(MeetingHook):
             self._thread = Background(_THREAD_NAME)
         self._means = [_copied(each) for each in load.pseudo_gradients], [_copied(each) for each in load.moments]
         groups = dict(zip(("pseudo_gradients", "moments"), self._means, strict=True))
-        later = partial(self._sends.later_, groups, load.weight, load.number, self._sends.agreed)
-        self._sent = self._thread.submit(later)
+        self._sent = self._thread.submit(partial(self._sends.later_, groups, load.weight))
 
     def _ahead(self) -> dict[int, Tensor]:
         """Return what leads from where this replica begins the round back to the shared model."""
@@ -400,7 +376,7 @@ class Rounded:
 
     def of_rounds(self) -> Reducer:
         """Return what takes the means of meetings."""
-        return Means(self.bits)
+        return RoundedMeans(self.bits)
 
     def of_steps(self, ddp: Any, parameters: Sequence[Tensor]) -> GradientSums:
         """Return what takes the means of gradients at every step, in the place of ``ddp``. Collective."""
@@ -412,20 +388,12 @@ class Overlapped:
     """Let the mean of a round travel while the next one trains, given to a strategy of rounds as ``reducer``.
 
     It is taken in at the meeting behind that: ranks do not wait for the wire, and the mean is a round late. Validation
-    and checkpoints see the model that all ranks have in common.
-
-    Args:
-        bits: Bits of a number on the wire, as of :class:`Rounded`. Default: numbers go as they are.
+    and checkpoints see the model that all ranks have in common. Numbers go as they are.
     """
-
-    bits: Bits | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def of_rounds(self) -> Reducer:
         """Return what takes the means of meetings."""
-        return Means(self.bits, overlap=True)
+        return LateMeans()
 
     def of_steps(self, ddp: Any, parameters: Sequence[Tensor]) -> GradientSums:
         """Refuse: gradients of a step are needed in it."""

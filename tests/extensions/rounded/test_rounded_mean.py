@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.extensions.rounded import rounded_mean
-from lightning_gnn_dist.extensions.rounded.reducers import Means
+from lightning_gnn_dist.extensions.rounded.reducers import RoundedMeans
 from lightning_gnn_dist.extensions.rounded.rounded_mean import Codec, RoundedMean, means_together
 from lightning_gnn_dist.rounds.reducer import is_rounded
 from lightning_gnn_dist.wire.channel import Channel
@@ -101,7 +101,7 @@ def test_counts_and_whole_numbers_are_not_rounded_and_complex_numbers_are_two() 
     table = Table(2)
 
     def meet(rank: int) -> list[Tensor]:
-        means, (real, complex_, _, _) = Means(8), some([1.0, 5.0][rank])
+        means, (real, complex_, _, _) = RoundedMeans(8), some([1.0, 5.0][rank])
         means._channel = Seated(table, rank)
         means.mean_({"moments": [real, complex_]}, [3.0, 1.0][rank])
         return [real, complex_]
