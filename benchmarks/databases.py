@@ -44,11 +44,11 @@ from lightning_gnn_dist import (
     PartitionedDataModule,
     prepare_graph,
 )
-from lightning_gnn_dist.extensions.databases.shop import write_shop
 from lightning_gnn_dist.graph.typed.tables import Feature, Tables, TableTask
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from relational import RelationalSAGE
+from shop import write_shop
 
 BATCH, PASSES, STEPS, ROUND = 256, 10, 240, 8
 DROPPED = {

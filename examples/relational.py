@@ -12,12 +12,12 @@ from tempfile import TemporaryDirectory
 
 import lightning.pytorch as pl
 import torch
+from shop import write_shop
 from torch import nn
 from torch_geometric.nn import SAGEConv
 
 from lightning_gnn_dist import GrappaStrategy, Launch, PartitionedDataModule, prepare_graph
 from lightning_gnn_dist.extensions.databases.column_encoder import ColumnEncoder, read_tables
-from lightning_gnn_dist.extensions.databases.shop import write_shop
 from lightning_gnn_dist.extensions.databases.task_head import head_of
 from lightning_gnn_dist.graph.typed.tables import Tables
 

@@ -44,7 +44,7 @@ OPTIONS = {
 LINES = [
     f"{path.stem} {options}".strip()
     for path in sorted(EXAMPLES.glob("*.py"))
-    if not path.stem.startswith(("from_", "compare_"))  # below, and a picture
+    if not path.stem.startswith(("from_", "compare_", "shop"))  # below, a picture, and tables
     for options in OPTIONS.get(path.stem, [""])
 ]
 

@@ -185,6 +185,7 @@ class Layered(SAGE):
 def run_block(rank: int, world_size: int, code: str, folder: str) -> dict[str, float]:
     """Run it as it stands, but for the number of ranks and epochs; the metrics, if it has trained."""
     os.chdir(folder)
+    sys.path.append(str(ROOT / "examples"))
     small = QUIET | {"accelerator": "cpu", "devices": world_size, "max_epochs": 1}
     trainer_class = pl.Trainer
     pl.Trainer = lambda **options: trainer_class(**(options | small | {"enable_checkpointing": "callbacks" in options}))

@@ -35,7 +35,6 @@ OF_LIGHTNING = {  # the commands that are listed here and parsed by Lightning
 OF_EXTENSIONS = (  # called with commands
     "lightning_gnn_dist.extensions.shards.command:add_to",
     "lightning_gnn_dist.extensions.larger_than_memory.command:add_to",
-    "lightning_gnn_dist.extensions.databases.command:add_to",
     "lightning_gnn_dist.extensions.elastic.command:add_to",
 )
 BY_LAYER = "lightning_gnn_dist.extensions.passes.command:"  # predicts layer by layer, and has options for it

@@ -5,7 +5,6 @@
 database.py         rows become nodes, keys edges, and questions nodes with answers; found by the name of a file
 manifest.py         what a folder says of its tables; connection.py makes one of SQLite and PostgreSQL
 columns.py          what keys, times and the other columns of a table are; questions.py the tables of tasks
-shop.py             a made-up folder, ``lightning-gnn-dist shop``
 column_encoder.py   the rows of each type of nodes, from the columns of its table
 task_head.py        what a model says about the questions of a task, with its loss and its metrics
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from lightning_gnn_dist import LinkDataModule, prepare_graph
-from lightning_gnn_dist.extensions.databases.shop import write_shop
 from lightning_gnn_dist.extensions.links.ranking import Recommended
 from tests.arguments import Calls, World
+from tests.extensions.databases.folders import write_shop
 
 RIGHT_OF: dict[tuple[str, str], set[str]] = {}
 

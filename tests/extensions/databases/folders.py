@@ -7,6 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from tests.conftest import module_of
+from tests.pages import ROOT
+
+write_shop = module_of(ROOT / "examples" / "shop.py").write_shop
 MANIFEST = """\
 val_timestamp: 2024-03-01
 test_timestamp: 2024-04-01

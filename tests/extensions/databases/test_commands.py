@@ -1,5 +1,6 @@
 """From the made-up shop to tables of predictions, by the commands and the configurations that ship."""
 
+import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 
 from lightning_gnn_dist import EverySteps, GrappaStrategy, LLCGStrategy, PartitionedDataModule
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.extensions.databases.shop import write_shop
 from tests.cli.test_train import command
 from tests.data_fitting import trainer
+from tests.extensions.databases.folders import write_shop
 from tests.pages import ROOT
+from tests.python_server import fast_python
 from tests.ranks import run_ranks
 
 WHERE = {"relational.yaml": "--data.graph", "recommending.yaml": "--data.init_args.split"}  # the option of the graph
@@ -26,7 +28,7 @@ COLUMNS = {
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shop")
-    main(["shop", str(folder / "shop"), "--customers", "200"])
+    write_shop(folder / "shop", 200)
     main(["prepare", str(folder / "shop"), str(folder / "shop_graph")])
     return folder / "shop_graph"
 
@@ -46,9 +48,10 @@ def test_a_shipped_config_goes_from_tables_to_a_table(name: str, graph: Path, tm
     assert found.column_names == COLUMNS[name] and found.num_rows > 0
 
 
-def test_a_shop_is_the_same_for_the_same_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["shop", str(tmp_path / "a"), "--customers", "100"])
-    assert "prepare" in capsys.readouterr().out
+def test_a_shop_is_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    command = [fast_python(), str(ROOT / "examples" / "shop.py"), str(tmp_path / "a"), "--customers", "100"]
+    run = partial(subprocess.run, command, capture_output=True, text=True)
+    assert "prepare" in run(check=True).stdout
     write_shop(tmp_path / "b", 100)
     write_shop(tmp_path / "c", 100, seed=1)
     names = [path.relative_to(tmp_path / "a") for path in sorted((tmp_path / "a").rglob("*")) if path.is_file()]
@@ -56,8 +59,7 @@ def test_a_shop_is_the_same_for_the_same_seed(tmp_path: Path, capsys: pytest.Cap
         (tmp_path / "a" / n).read_bytes() == (tmp_path / "b" / n).read_bytes() for n in names
     )
     assert (tmp_path / "a" / "order.csv").read_bytes() != (tmp_path / "c" / "order.csv").read_bytes()
-    with pytest.raises(SystemExit, match=r"shop: .*a"):
-        main(["shop", str(tmp_path / "a")])
+    assert "a is there already: name another folder" in run().stderr
 
 
 def judged(rank: int, world_size: int, path: str, strategy: Any) -> tuple[dict[str, float], dict[str, float]]:

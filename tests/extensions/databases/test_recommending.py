@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.databases.column_encoder import read_tables
-from lightning_gnn_dist.extensions.databases.shop import write_shop
 from lightning_gnn_dist.extensions.links.ranking import (
     MeanAveragePrecision,
     Recommended,
@@ -27,6 +26,7 @@ from lightning_gnn_dist.extensions.serving.answering import Answerer
 from lightning_gnn_dist.extensions.serving.question import Limits
 from lightning_gnn_dist.extensions.shards.one_shard import OneShard
 from tests.data_fitting import trainer
+from tests.extensions.databases.folders import write_shop
 from tests.ranks import run_ranks
 
 K, HOPS, ANSWERS = 3, 3, ("buys", "answer", "product")
