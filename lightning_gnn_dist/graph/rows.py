@@ -8,6 +8,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from lightning_gnn_dist.graph.convert import index_dtype
+
 EDGES_PER_PIECE = 1 << 20  # bounds what look-ups hold in RAM, which take about 70 bytes per edge
 NODES_PER_PIECE = 1 << 18  # the same for nodes
 _IDS_PER_NODE = 8  # a table of ids has 4 bytes for each
@@ -162,30 +164,6 @@ def check_csr(indptr: Tensor, indices: Tensor, num_senders: int, at_once: int) -
             raise ValueError(f"indices must lie in [0, {num_senders}), got {low} to {high}.")
 
 
-def take_edges(
-    indptr: Tensor,
-    arrays: Mapping[str, Tensor],
-    rows: Tensor,
-    out_indptr: Tensor,
-    outs: Mapping[str, Tensor],
-    out_rows: Tensor,
-) -> None:
-    """Copy the edges of some rows, of each array, piece by piece into as many rows of another, in increasing order."""
-    done = 0
-    for some, at in row_pieces(indptr, rows):
-        to = _places(out_indptr, out_rows[done : done + some.numel()])
-        for name, array in arrays.items():
-            outs[name][to] = take_rows(array, at)
-        done += some.numel()
-
-
-def _places(indptr: Tensor, rows: Tensor) -> slice | Tensor:
-    """The positions of the edges of ``rows``, in increasing order; a slice where the rows follow each other."""
-    if int(rows[-1] - rows[0]) == rows.numel() - 1:
-        return slice(int(indptr[rows[0]]), int(indptr[rows[-1] + 1]))
-    return edge_positions(indptr, rows)
-
-
 def senders_by_row(indptr: Tensor, senders: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield all edges in pieces: for each the number of its row, and its sender, int64."""
     for some in row_slices(indptr):
@@ -197,30 +175,30 @@ def senders_by_row(indptr: Tensor, senders: Tensor) -> Iterator[tuple[Tensor, Te
 def induced_rows(
     indptr: Tensor,
     indices: Tensor,
-    edge_arrays: Mapping[str, Tensor],
-    receivers: Tensor,
-    lookup: Lookup,
-    dtype: torch.dtype,
+    rows: Tensor,
+    nodes: Tensor,
+    receives: Tensor,
     on_kept: Callable[[Tensor], None] = lambda positions: None,
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """The rows of some receivers with the senders alone that ``lookup`` finds, by their places, and their arrays.
+) -> tuple[Tensor, Tensor]:
+    """The edges among some nodes: where the row of each starts, and the senders, by their places among the nodes.
 
-    ``on_kept`` is called with the positions of the edges that are kept, piece after piece.
+    Args:
+        indptr: Where each whole row starts.
+        indices: The senders of whole rows, row after row.
+        rows: Which of these rows are of the nodes that receive, in the order of these.
+        nodes: The nodes.
+        receives: Which of them receive; the others have empty rows.
+        on_kept: Is called with the positions of the edges among the nodes, piece after piece.
     """
-    done, filled = 0, 0
-    starts = receivers.new_zeros(receivers.numel() + 1)
+    done, filled, lookup = 0, 0, Lookup(nodes)
+    degrees = torch.zeros_like(rows)
     # Room for all edges into these nodes: memory that is never written to takes no RAM.
-    most = count_edges(indptr, receivers)
-    senders = torch.empty(most, dtype=dtype)
-    edges = {name: array.new_empty((most, *array.shape[1:])) for name, array in edge_arrays.items()}
-    for rows, at in row_pieces(indptr, receivers):
+    senders = torch.empty(count_edges(indptr, rows), dtype=index_dtype(nodes.numel()))
+    for some, at in row_pieces(indptr, rows):
         local, found = lookup(indices[at].to(torch.int64))
-        piece = slice(filled, filled + local.numel())
-        senders[piece] = local
+        senders[filled : filled + local.numel()] = local
         on_kept(at[found])
-        for name, array in edge_arrays.items():
-            edges[name][piece] = take_rows(array, at[found])
-        row = torch.arange(rows.numel()).repeat_interleave(degrees_of(indptr, rows))
-        starts[done + 1 : done + 1 + rows.numel()] = torch.bincount(row[found], minlength=rows.numel())
-        done, filled = done + rows.numel(), filled + local.numel()
-    return starts.cumsum_(0), senders[:filled], {name: array[:filled] for name, array in edges.items()}
+        row = torch.arange(some.numel()).repeat_interleave(degrees_of(indptr, some))
+        degrees[done : done + some.numel()] = torch.bincount(row[found], minlength=some.numel())
+        done, filled = done + some.numel(), filled + local.numel()
+    return starts_of(torch.zeros_like(nodes).masked_scatter_(receives, degrees)), senders[:filled]

@@ -7,8 +7,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,19 +17,12 @@ from lightning_gnn_dist.batches.batches import THREAD_NAME
 from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import shown
-from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.graph import Graph, bytes_per_edge, bytes_per_node, checked_graph, reopened, typed_graph
+from lightning_gnn_dist.graph.graph import Graph, bytes_per_edge, bytes_per_node, reopened, typed_graph
 from lightning_gnn_dist.graph.rows import (
     Lookup,
-    bytes_per_row,
     count_edges,
     degrees_of,
-    induced_rows,
     row_pieces,
-    senders_by_row,
-    starts_of,
-    take_edges,
-    take_rows,
 )
 from lightning_gnn_dist.graph.typed.build import induced
 from lightning_gnn_dist.homes.access import OnePart
@@ -37,21 +30,6 @@ from lightning_gnn_dist.homes.residency import Plan, ReadChunks
 from lightning_gnn_dist.partition.base import learned_from
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class PartRows:
-    """The in-neighbours of some nodes, as the whole graph has them.
-
-    Attributes:
-        indptr: Where each node's row starts in ``senders``, and where the last one ends.
-        senders: The in-neighbours, row after row, by their ids in the whole graph.
-        edge_arrays: The graph's edge arrays, one row for each entry of ``senders``.
-    """
-
-    indptr: Tensor
-    senders: Tensor
-    edge_arrays: dict[str, Tensor]
 
 
 class RowSource(ABC):
@@ -117,84 +95,32 @@ def _is_vector_of_ids(hop: object) -> bool:
     return isinstance(hop, Tensor) and hop.dim() == 1 and hop.dtype == torch.int64
 
 
-def edges_among(
-    rows: PartRows, at: Tensor, nodes: Tensor, receives: Tensor
-) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
-    """Return the edges among ``nodes`` as a CSR of local ids, and their arrays.
-
-    Args:
-        rows: Whole rows.
-        at: Which of them are those of the nodes that receive, in their order.
-        nodes: All nodes.
-        receives: Which of them receive.
-    """
-    dtype = index_dtype(nodes.numel())
-    starts, senders, edges = induced_rows(rows.indptr, rows.senders, rows.edge_arrays, at, Lookup(nodes), dtype)
-    indptr = torch.zeros(nodes.numel() + 1, dtype=torch.int64)
-    indptr[1:].masked_scatter_(receives, starts.diff())
-    return indptr.cumsum_(0), senders, edges
-
-
-class RowReading(RowSource):
-    """Reads whole rows, and remembers them: a boundary asks for them first."""
-
-    def __init__(self) -> None:
-        self._known: list[tuple[Tensor, PartRows]] = []
-
-    @abstractmethod
-    def read(self, nodes: Tensor) -> PartRows:
-        """Return the whole rows of some nodes."""
-
-    def rows_of(self, nodes: Tensor) -> PartRows:
-        for known, rows in self._known:
-            if known is nodes:
-                return rows
-        self._known.append((nodes, self.read(nodes)))
-        return self._known[-1][1]
-
-    def edges_into(self, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        rows = self.rows_of(nodes)
-        return senders_by_row(rows.indptr, rows.senders)
-
-    def rows_of_hops(self, hops: list[Tensor]) -> PartRows:
-        """Return the rows of several hops, one after the other."""
-        pieces = [self.rows_of(hop) for hop in hops]
-        if len(pieces) == 1:
-            return pieces[0]
-        degrees = torch.cat([piece.indptr.diff() for piece in pieces])
-        names = pieces[0].edge_arrays
-        edges = {name: torch.cat([piece.edge_arrays[name] for piece in pieces]) for name in names}
-        return PartRows(starts_of(degrees), torch.cat([piece.senders for piece in pieces]), edges)
-
-
-@dataclass(frozen=True, eq=False)
-class ReadPart:
+class ReadPart(NamedTuple):
     """What a rank trains on in a super-epoch.
 
     Attributes:
         graph: Its nodes and the edges among them: the rank's own nodes first, then others that send messages. Of a
             typed graph, the nodes are in the order of their ids.
-        rows: The whole rows that were read, for the next switch. None if the part never changes.
         bytes_read: Bytes that were read from the whole graph.
         is_resident: Which of its nodes the boundary did not add.
         seconds: How long reading and building the part took.
     """
 
     graph: Graph
-    rows: PartRows | None
     bytes_read: int
     is_resident: Tensor
     seconds: float
 
 
-class _InPlace(RowSource):
+class _OnHost(RowSource):
     """Rows of a graph on this host, read where they are, twice if a boundary looks at them: nothing is held.
 
     Args:
         graph: The whole graph.
-    """
 
-    kept: PartRows | None = None
+    Attributes:
+        bytes_read: What the part took of it.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.sizes, self.bytes_read = graph, 0
@@ -208,62 +134,9 @@ class _InPlace(RowSource):
 
     def among(self, nodes: Tensor, hops: list[Tensor]) -> Graph:
         graph, receives = self.sizes, Lookup(torch.cat(hops)).contains(nodes)
-        num_edges = count_edges(graph.indptr, nodes[receives])
-        self.bytes_read = nodes.numel() * bytes_per_node(graph) + num_edges * _bytes_per_edge(graph)
+        of_edges = count_edges(graph.indptr, nodes[receives]) * (graph.indices.element_size() + bytes_per_edge(graph))
+        self.bytes_read = nodes.numel() * bytes_per_node(graph) + of_edges
         return typed_graph(*induced(graph.indptr, graph.indices, graph.types, nodes, receives), node_arrays={})
-
-
-class _Copies(RowReading):
-    """Whole rows of a graph on this host, copied for the next part, and from the part before where that has them.
-
-    Args:
-        graph: The whole graph.
-        previous: The part before.
-    """
-
-    def __init__(self, graph: Graph, previous: ReadPart | None) -> None:
-        super().__init__()
-        self.sizes, self.bytes_read = graph, 0
-        self.kept: PartRows | None = None
-        self._had = {} if previous is None else previous.graph.node_arrays
-        self._ids = self._had.get("n_id", torch.empty(0, dtype=torch.int64))
-        rows = None if previous is None else previous.rows
-        self._rows = PartRows(graph.indptr[:1], graph.indices[:0], {}) if rows is None else rows
-
-    def read(self, nodes: Tensor) -> PartRows:
-        graph, had = self.sizes, self._rows
-        at, old, new = _found(self._ids[: had.indptr.numel() - 1], nodes)
-        degrees, arrays = degrees_of(graph.indptr, nodes), {"": graph.indices, **graph.edge_arrays}
-        indptr = starts_of(degrees)
-        out = {name: array.new_empty((int(indptr[-1]), *array.shape[1:])) for name, array in arrays.items()}
-        take_edges(graph.indptr, arrays, nodes[new], indptr, out, new)
-        take_edges(had.indptr, {"": had.senders, **had.edge_arrays}, at, indptr, out, old)
-        self.bytes_read += int(degrees[new].sum()) * _bytes_per_edge(graph)
-        return PartRows(indptr, out.pop(""), out)
-
-    def among(self, nodes: Tensor, hops: list[Tensor]) -> Graph:
-        graph, self.kept = self.sizes, self.rows_of_hops(hops)
-        (place, old, new), arrays = _found(self._ids, nodes), dict[str, Tensor]()
-        self.bytes_read += new.numel() * bytes_per_row(graph.node_arrays)
-        for name, array in graph.node_arrays.items():
-            if name in self._had and name != "train_mask":  # that of a part marks the rank's own nodes alone
-                arrays[name] = array.new_empty((nodes.numel(), *array.shape[1:]))
-                arrays[name][new], arrays[name][old] = take_rows(array, nodes[new]), self._had[name][place]
-            else:
-                arrays[name] = take_rows(array, nodes)
-        at, receives = Lookup(torch.cat(hops))(nodes)
-        indptr, senders, edges = edges_among(self.kept, at, nodes, receives)
-        return checked_graph(indptr, senders, arrays, edges)
-
-
-def _found(ids: Tensor, nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return where known nodes stand among some ids, and where these and the others stand among the nodes."""
-    at, is_known = Lookup(ids)(nodes)
-    return at, is_known.nonzero().view(-1), (~is_known).nonzero().view(-1)
-
-
-def _bytes_per_edge(graph: Graph) -> int:
-    return graph.indices.element_size() + bytes_per_edge(graph)
 
 
 class Parts(OnePart):
@@ -299,14 +172,11 @@ class Parts(OnePart):
         super_epoch = super_epoch if self._changes else 0
         if self._current is None or self._current[0] != super_epoch:
             started, (ahead, self._next) = time.perf_counter(), (self._next, None)
-            if ahead is not None and ahead[0] == super_epoch:
-                part = ahead[1].result()
-            else:
-                part = self.read(super_epoch, self._current[1] if self._current else None)
+            part = ahead[1].result() if ahead is not None and ahead[0] == super_epoch else self.read(super_epoch)
             self._record(super_epoch, part, time.perf_counter() - started)
-            self._current = super_epoch, part if self._changes else replace(part, rows=None)
+            self._current = super_epoch, part
             if self._thread is not None:
-                self._next = super_epoch + 1, self._thread.submit(self.read, super_epoch + 1, part)
+                self._next = super_epoch + 1, self._thread.submit(self.read, super_epoch + 1)
         return self._current[1].graph
 
     def current(self) -> Graph:
@@ -325,8 +195,8 @@ class Parts(OnePart):
         assert self._current is not None
         return self._current[1].is_resident
 
-    def read(self, super_epoch: int, previous: ReadPart | None = None) -> ReadPart:
-        """Return the part of a super-epoch. What ``previous`` holds already is copied from there."""
+    def read(self, super_epoch: int) -> ReadPart:
+        """Return the part of a super-epoch."""
         started, plan = time.perf_counter(), self.plan
         # A memory map for this call alone, so that the pages it reads are freed after the copy.
         graph = reopened(plan.graph)
@@ -335,22 +205,21 @@ class Parts(OnePart):
                 f"{graph.path} holds another graph than when the fit began: graphs that are trained on must stay "
                 "as they are. Write the other one to another path."
             )
-        held, rows = plan.residency.held(super_epoch, self._rank, plan.num_parts, plan.seed), None
+        held = plan.residency.held(super_epoch, self._rank, plan.num_parts, plan.seed)
         is_alone = isinstance(self._boundary, Isolated) and not held.others and not plan.holding.extra_nodes
         if is_alone and self._read_chunks is not None:
             part, nodes, bytes_read = self._read_chunks(held.own)
             is_own = is_resident = torch.ones(nodes.numel(), dtype=torch.bool)
         else:
             residents, own = plan.residents(self._rank, super_epoch)
-            overlaps = self._changes and plan.turns == 1 and not graph.types.have_names
-            source = _Copies(graph, previous) if overlaps else _InPlace(graph)
+            source = _OnHost(graph)
             part, nodes, is_own = around(source, residents, own, self._boundary, plan.seed)
-            rows, bytes_read, is_resident = source.kept, source.bytes_read, Lookup(residents).contains(nodes)
+            bytes_read, is_resident = source.bytes_read, Lookup(residents).contains(nodes)
         part.node_arrays["n_id"] = nodes
         part.node_arrays["train_mask"] = is_own & learned_from(part, plan.graph.types.seeds)
         if self._coverage is not None:
             part.node_arrays["coverage"] = self._coverage.weights(part, degrees_of(graph.indptr, nodes), is_own)
-        return ReadPart(part, rows, bytes_read, is_resident, time.perf_counter() - started)
+        return ReadPart(part, bytes_read, is_resident, time.perf_counter() - started)
 
     @cached_property
     def _read_chunks(self) -> ReadChunks | None:

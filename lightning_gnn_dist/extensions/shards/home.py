@@ -7,7 +7,7 @@ own rows -> nodes of the first hop -> their rows, asked for -> nodes of the seco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -25,11 +25,12 @@ from lightning_gnn_dist.extensions.shards.index import Bounds, Shard, TypedBound
 from lightning_gnn_dist.extensions.shards.nodes import SHARE_OF_INPUTS, ShardNodes
 from lightning_gnn_dist.extensions.shards.questions import EDGES, whole_rows
 from lightning_gnn_dist.extensions.shards.remote_graph import ShardedGraph, ShardedSource, check_sampler
+from lightning_gnn_dist.extensions.temporal.row_draws import Drawn
 from lightning_gnn_dist.graph.graph import Graph, typed_graph, with_arrays
-from lightning_gnn_dist.graph.rows import Lookup, starts_of
+from lightning_gnn_dist.graph.rows import Lookup, induced_rows, senders_by_row, starts_of
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, offsets_of
 from lightning_gnn_dist.homes.access import Check, GraphAccess, OnePart, Owners, Seeds, Shown, check_typed
-from lightning_gnn_dist.homes.parts import PartRows, RowReading, around, edges_among
+from lightning_gnn_dist.homes.parts import RowSource, around
 from lightning_gnn_dist.homes.run import RunContext
 from lightning_gnn_dist.homes.settings import BatchSettings
 from lightning_gnn_dist.layers.choice import Judged, bytes_of_batch, widest_row
@@ -64,42 +65,58 @@ def read_part(graph: ShardedGraph, boundary: Boundary, coverage: Coverage | None
     return part, nodes
 
 
-class _Shards(RowReading):
-    """Has the rows of the own nodes, and asks other ranks for theirs.
+class _Shards(RowSource):
+    """Has the rows of the own nodes, and asks other ranks for theirs, once: a boundary asks for them first.
 
     Args:
         graph: The whole graph.
     """
 
     def __init__(self, graph: ShardedGraph) -> None:
-        super().__init__()
         self._graph, self.sizes = graph, _sizes_of_whole(graph)
+        self._known: list[tuple[Tensor, Drawn]] = []
 
-    def read(self, nodes: Tensor) -> PartRows:
-        drawn = self._graph.answered(whole_rows(self._graph, nodes))
-        columns = {"kinds": drawn.kinds, "ids": drawn.edge_ids}
-        found = {name: column for name, column in columns.items() if column is not None}
-        return PartRows(starts_of(drawn.counts), drawn.senders, found)
+    def _rows_of(self, nodes: Tensor) -> Drawn:
+        for known, rows in self._known:
+            if known is nodes:
+                return rows
+        self._known.append((nodes, self._graph.answered(whole_rows(self._graph, nodes))))
+        return self._known[-1][1]
+
+    def edges_into(self, nodes: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        rows = self._rows_of(nodes)
+        return senders_by_row(starts_of(rows.counts), rows.senders)
 
     def among(self, nodes: Tensor, hops: list[Tensor]) -> Graph:
         graph, (at, receives) = self._graph, Lookup(torch.cat(hops))(nodes)
-        indptr, senders, edges = edges_among(self.rows_of_hops(hops), at, nodes, receives)
+        counts, senders, kinds, ids, _ = map(_joined, zip(*map(self._rows_of, hops), strict=True))
+        assert counts is not None and senders is not None
+        pieces = [nodes[:0]]
+        indptr, senders = induced_rows(starts_of(counts), senders, at, nodes, receives, pieces.append)
+        kept = torch.cat(pieces)
+        kinds = torch.zeros(1, dtype=torch.uint8).expand(len(kept)) if kinds is None else kinds[kept]  # of one type
         local = [nodes[(nodes >= first) & (nodes < end)] for first, end in pairwise(graph.types.offsets)]
         of_types = zip(graph.of_nodes, local, graph.shard.rows.types.offsets, strict=False)
         arrays = [graph.rows_of(table.own, ids, first_row) for table, ids, first_row in of_types]
-        edges.setdefault("kinds", torch.zeros(1, dtype=torch.uint8).expand(len(senders)))  # of one type
-        return typed_graph(indptr, senders, _types(graph, list(map(len, local)), arrays, edges), node_arrays={})
+        types = _types(graph, list(map(len, local)), arrays, kinds, None if ids is None else ids[kept])
+        return typed_graph(indptr, senders, types, node_arrays={})
+
+
+def _joined(column: tuple[Tensor | None, ...]) -> Tensor | None:
+    """Return the pieces of a column one after the other, without a copy of a single one; None where none has it."""
+    some = [piece for piece in column if piece is not None]
+    return some[0] if len(some) == 1 else torch.cat(some) if some else None
 
 
 def _types(
-    graph: ShardedGraph, sizes: list[int], node_arrays: list[dict[str, Tensor]], edges: dict[str, Tensor]
+    graph: ShardedGraph, sizes: list[int], node_arrays: list[dict[str, Tensor]], kinds: Tensor, ids: Tensor | None
 ) -> GraphTypes:
-    """Return the types of a part, with the rows of all arrays."""
-    whole, kinds = graph.types, edges["kinds"]
+    """Return the types of a part, with the rows of all arrays, given the types of its edges, and their ids in them."""
+    whole = graph.types
     edge_arrays: dict[EdgeType, dict[str, Tensor]] = {kind: {} for kind in whole.edge_types}
     for number in graph.of_edges:
-        ids = edges["ids"][kinds == number]
-        edge_arrays[whole.edge_types[number]] = graph.answered(graph.rows_at(EDGES, number, ids))
+        assert ids is not None
+        edge_arrays[whole.edge_types[number]] = graph.answered(graph.rows_at(EDGES, number, ids[kinds == number]))
     num_edges = tuple(torch.bincount(kinds, minlength=len(whole.edge_types)).tolist())
     arrays = dict(zip(whole.node_types, node_arrays, strict=True)), edge_arrays
     time = graph.shard.rows.types.time

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from lightning_gnn_dist.checks import check_word, shown
 from lightning_gnn_dist.graph import convert
-from lightning_gnn_dist.graph.convert import index_dtype
-from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, Lookup, induced_rows, starts_of, take_rows
+from lightning_gnn_dist.graph.rows import EDGES_PER_PIECE, induced_rows, starts_of, take_rows
 from lightning_gnn_dist.graph.typed.types import EdgeType, GraphTypes, edge_type_dtype, offsets_of, within
 
 
@@ -129,13 +128,10 @@ def induced(
     number, _ = types.to_local(nodes)
     if bool((number[1:] < number[:-1]).any()):
         raise ValueError("nodes must be in the order of their types, where ids increase: give nodes.sort().values.")
-    kept, receivers = [nodes[:0]], nodes if receives is None else nodes[receives]
+    kept, receives = [nodes[:0]], torch.ones_like(nodes, dtype=torch.bool) if receives is None else receives
     are_told_apart = len(types.edge_types) > 1 or any(types.edge_arrays.values())
     on_kept = kept.append if are_told_apart else lambda _: None
-    lookup, dtype = Lookup(nodes), index_dtype(nodes.numel())
-    starts, senders, _ = induced_rows(indptr, indices, {}, receivers, lookup, dtype, on_kept)
-    if receives is not None:
-        starts = starts_of(torch.zeros_like(nodes).masked_scatter_(receives, starts.diff()))
+    starts, senders = induced_rows(indptr, indices, nodes[receives], nodes, receives, on_kept)
     edges = torch.cat(kept) if are_told_apart else nodes[:1].expand(senders.numel())  # where it does not matter which
     return starts, senders, types_of(types, nodes, edges)
 
