@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +16,6 @@ import torch
 
 from lightning_gnn_dist.checks import aligned, in_bytes
 from lightning_gnn_dist.cli.options import check_free
-from lightning_gnn_dist.engine.compiling import is_kept_of
 from lightning_gnn_dist.graph.storage.npy import NpyFile
 from lightning_gnn_dist.graph.storage.store import map_npy
 from lightning_gnn_dist.names import extension
@@ -26,7 +24,6 @@ from lightning_gnn_dist.prepare.journal import Prepared
 from lightning_gnn_dist.prepare.prepare_graph import DEFAULT_MEMORY, Choice, Portion, Preparation, as_files
 
 SENDERS_AT_ONCE = 1 << 22
-BATCH = 1024  # seeds of a first batch, so that the loops for large batches are compiled, too
 
 
 def run(options: argparse.Namespace) -> None:
@@ -43,11 +40,10 @@ def run(options: argparse.Namespace) -> None:
             print(f"{preparation.target} is there. To make it anew, add --overwrite, or remove it.")
             return
         check_free(preparation.target, overwrite=options.overwrite)
-        _estimate(preparation)
+        _tell_plan(preparation)
         with _stages() as on_progress:
             prepared = preparation.run(on_progress, overwrite=options.overwrite, on_columns=_tell_columns)
         _summary(prepared, preparation)
-    _compile(options)
 
 
 def _preparation(options: argparse.Namespace, files: Mapping[str, Path], shard: Portion | None) -> Preparation:
@@ -65,42 +61,6 @@ def _preparation(options: argparse.Namespace, files: Mapping[str, Path], shard: 
         float_labels=options.float_labels,
         memory_bytes=options.memory or DEFAULT_MEMORY,
     )
-
-
-def _compile(options: argparse.Namespace) -> None:
-    """Compile now what the first training would wait for, unless that was done before."""
-    if options.shard is None and not _is_of_torchrun() and not is_compiled():
-        with _step("compiling the loops that make batches, once for this version on this machine"):
-            compile_for(options.out)
-
-
-def is_compiled() -> bool:
-    """Return whether a first batch would find its loops."""
-    return is_kept_of("lightning_gnn_dist.engine.kernels", "sample")
-
-
-def compile_for(path: Path) -> None:
-    """Let another process make a batch of a saved graph, as it takes memory that is promised not to be taken.
-
-    The graph is there, also if this fails.
-    """
-    ran = subprocess.run([sys.executable, "-m", __name__, str(path)], capture_output=True, text=True, check=False)
-    if ran.returncode:
-        why = (ran.stderr.strip().splitlines() or [f"exit code {ran.returncode}"])[-1]
-        print(f"The first training will compile the loops that make batches: {why}")
-
-
-def make_batch(path: Path) -> None:
-    """Make one batch, which compiles what is not kept."""
-    from lightning_gnn_dist.batches.source import GraphSource  # takes seconds, as PyG does
-    from lightning_gnn_dist.engine.sample import BatchKey
-    from lightning_gnn_dist.graph.graph import Graph
-    from lightning_gnn_dist.sampling.neighbor import NeighborSampler
-
-    graph = Graph.open(path)
-    of_one_type = graph.types.offsets[1]
-    source = GraphSource(graph, NeighborSampler([15, 10]))
-    next(source.make([torch.arange(min(BATCH, of_one_type))], [BatchKey(0, 0, 0)]))
 
 
 def _shard(options: argparse.Namespace) -> Portion | None:
@@ -124,15 +84,8 @@ def _is_of_torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and os.environ["WORLD_SIZE"] != "1"
 
 
-def _estimate(preparation: Preparation) -> None:
-    estimate = preparation.estimate()
-    print(
-        f"{preparation.source}: {estimate.num_edges:,} edges. {preparation.target} will take at most about "
-        f"{in_bytes(estimate.stored_bytes)}, and making it {in_bytes(estimate.disk_bytes)} of disk, "
-        f"{in_bytes(preparation.memory_bytes)} of RAM beside 24 bytes a node, and about "
-        f"{estimate.seconds / 60:.1f} minutes."
-    )
-    print(f"It is read as {preparation.plan.layout}.")
+def _tell_plan(preparation: Preparation) -> None:
+    print(f"{preparation.source} is read as {preparation.plan.layout}.")
     for line in preparation.plan.headings:
         print(line)
 
@@ -208,7 +161,3 @@ def _may_be_undirected(graph: Path) -> bool:
         piece = senders.read(first, min(SENDERS_AT_ONCE, senders.shape[0] - first))
         np.subtract.at(degrees, piece, 1)
     return not degrees.any()
-
-
-if __name__ == "__main__":
-    make_batch(Path(sys.argv[1]))

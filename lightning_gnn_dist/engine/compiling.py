@@ -9,9 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
-from types import FunctionType
 from typing import IO, Any, TypeVar, cast
 
 from numba import njit
@@ -160,22 +158,6 @@ def compiled(function: Function) -> Function:
     except RuntimeError as error:  # "no locator available"
         log.warning("Kernels are compiled by every process, as they cannot be kept on disk: %s", error)
     return cast(Function, kernel)
-
-
-def is_kept(kernel: Any) -> bool:
-    """Return whether a kernel of these sources was compiled before, for some types of its arguments."""
-    folder = kernel.stats.cache_path
-    return folder is not None and any(Path(folder).glob(f"*{kernel.py_func.__qualname__}*.nbi"))
-
-
-def is_kept_of(module: str, name: str) -> bool:
-    """Return the same of a kernel by the name of its module and its own, without loading the module."""
-    code = is_kept.__code__.replace(co_filename=str(getattr(find_spec(module), "origin", "")))
-    try:
-        folder = KernelCache(FunctionType(code, {"__name__": module}, name)).cache_path  # type: ignore[no-untyped-call]
-    except RuntimeError:  # it can be kept nowhere
-        return False
-    return any(Path(folder).glob(f"*{name}_{_SOURCES}*.nbi"))
 
 
 def part(function: Function) -> Function:

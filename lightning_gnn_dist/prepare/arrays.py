@@ -173,10 +173,6 @@ class RowFiles:
         return (sum(file.shape[0] for file in self.files), *first[1:]) if first else ()
 
     @property
-    def num_bytes(self) -> int:
-        return sum(file.num_bytes for file in self.files)
-
-    @property
     def bytes_per_row(self) -> int:
         return math.prod(self.shape[1:]) * self.files[0].dtype.itemsize
 

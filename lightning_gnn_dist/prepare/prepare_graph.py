@@ -17,8 +17,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias
 
-import torch
-
 from lightning_gnn_dist.checks import (
     Count,
     Seed,
@@ -31,7 +29,6 @@ from lightning_gnn_dist.checks import (
     check_words,
     shown,
 )
-from lightning_gnn_dist.graph import convert
 from lightning_gnn_dist.graph.storage import store
 from lightning_gnn_dist.graph.storage.files import flush, remove_whole
 from lightning_gnn_dist.graph.storage.npy import FULL, checksum_of
@@ -50,19 +47,12 @@ from lightning_gnn_dist.prepare.nodes import (
     has_fractions,
 )
 from lightning_gnn_dist.prepare.plan import Plan, plan_of, with_reverse
-from lightning_gnn_dist.prepare.reading import count_columns, count_rows, files_of, is_text
+from lightning_gnn_dist.prepare.reading import files_of
 from lightning_gnn_dist.wire.memory import held_bytes
 
 if TYPE_CHECKING:
     from lightning_gnn_dist.graph.typed.types import GraphTypes
 
-SECONDS_PER_KEY = 150e-9  # an edge has one key per direction; measured on one core: benchmarks/scale.md
-SECONDS_PER_LINE = 600e-9  # in addition, for a table of text
-SECONDS_PER_EDGE = 60e-9  # to read an edge of another shard
-KEY_BYTES = 8  # of an edge in a bucket
-TYPE_BYTES = 1  # of an edge in a graph with types, beside its sender
-ENDS_BYTES = 16  # of an edge that is taken out of its files, at most
-CELL_BYTES = 4  # of a table
 KINDS = ("category", "number", "time", "text")  # of features
 VERSION = 8  # of unfinished work: raise it when a new release cannot go on with it
 OnColumns: TypeAlias = Callable[[Sequence[tuple[str, str, str]]], None]  # a table, a column, and what it becomes
@@ -89,79 +79,12 @@ class Choice:
         check_words("kinds", [*self.kinds, *self.kinds.values()], '{"zip": "category"}')
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What preparing will take, about.
-
-    Args:
-        num_edges: Number of edges in the files.
-        disk_bytes: Bytes of disk that the work takes.
-        stored_bytes: Bytes of what is written, at most.
-        seconds: Time in all, if the disk keeps up.
-    """
-
-    num_edges: int
-    disk_bytes: int
-    stored_bytes: int
-    seconds: float
-
-    @classmethod
-    def of(cls, plan: Plan, directions: int, num_shards: int | None) -> Estimate:
-        """The estimate for the whole graph, or for one of so many shards, as if all were of one size.
-
-        Args:
-            plan: What it is prepared of.
-            directions: 2 if each edge is added the other way round, otherwise 1.
-            num_shards: The number of shards, or None for the whole graph.
-        """
-        rows = {table.path: count_rows(table.path) for table in plan.tables}
-        of_nodes = {table.kind: table.path for table in plan.tables if table.kind is not None}
-        of_edges = {edge_type: table for table in plan.tables for edge_type in table.all_edges}
-        counts = {kind: files.num_nodes or 0 for kind, files in plan.nodes.items()}
-        num_nodes = sum((counts | {kind: rows[path] for kind, path in of_nodes.items()}).values())
-        of_tables = sum(CELL_BYTES * rows[path] * count_columns(path) for path in of_nodes.values())
-        arrays = sum(array.num_bytes for files in plan.nodes.values() for array in files.arrays.values())
-        per_edge = (4 if convert.index_dtype(num_nodes) == torch.int32 else 8) + TYPE_BYTES * plan.have_names
-        disk, stored, seconds, num_edges, share = 0, 0, 0.0, 0, num_shards or 1
-        for edge_type, files in plan.edges.items():
-            table, carried = of_edges.get(edge_type), files.carried.bytes_per_edge
-            if table is not None and table.kind is None:
-                carried += CELL_BYTES * len(table.columns)
-            count = files.num_edges if table is None else rows[table.path]
-            per_key = KEY_BYTES + carried
-            if num_shards or table is not None:  # they are written into arrays before they are sorted
-                per_key += ENDS_BYTES + carried
-            if plan.have_names:  # sorted by type, and then all types together
-                per_key += 2 * (per_edge + carried)
-            disk += count * directions * per_key
-            stored += count * directions * (per_edge + carried)
-            is_long = table is not None and is_text(table.path)
-            seconds += count * directions * (SECONDS_PER_KEY + SECONDS_PER_LINE * is_long)
-            num_edges += count
-        nodes = arrays + of_tables + 8 * num_nodes
-        return cls(
-            num_edges=num_edges,
-            disk_bytes=(nodes + 8 * num_nodes + disk) // share + of_tables,
-            stored_bytes=(nodes + stored) // share,
-            seconds=seconds / share + SECONDS_PER_EDGE * num_edges * (num_shards is not None),
-        )
-
-    def check_room(self, folder: Path) -> None:
-        """Refuse to begin the work in a folder if its disk has too little room for what is not there yet."""
-        place = next(parent for parent in folder.parents if parent.exists())
-        there = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-        missing, free = self.disk_bytes - there, shutil.disk_usage(place).free
-        if missing > free:
-            raise OSError(f"{place} has {free:,} bytes free, and about {missing:,} are needed: choose another disk.")
-
-
 class Portion:
     """All of a graph. What derives from it prepares less."""
 
     is_whole: ClassVar[bool] = True
     sorting: ClassVar[type[EdgeSorting]] = EdgeSorting  # of its edges
     of_nodes: ClassVar[type[NodesOfType]] = NodesOfType  # what has the nodes of a type
-    shares: int | None = None  # into how many portions the graph is divided, if it is
     facts: dict[str, Any] | None = None  # what the result depends on beside the graph's files and the other settings
 
     def target(self, out: Path) -> Path:
@@ -343,17 +266,12 @@ class Preparation:
         plan = plan_of(self.source, self.nodes, self.choice.drop, self.time, self.choice.kinds)
         return replace(plan, float_labels=self.float_labels)
 
-    def estimate(self) -> Estimate:
-        """Estimate disk space and time, from the headers of the files."""
-        return Estimate.of(self.plan, 1 + (self.undirected or self.reverse), self.portion.shares)
-
     def run(
         self, on_progress: OnProgress, *, overwrite: bool = False, on_columns: OnColumns = lambda told: None
     ) -> Prepared | None:
         """Do the work that is left, and rename the result to the target; return None if the renaming alone was left."""
         facts = self._facts()
         store.check_target(self.target, overwrite=overwrite)
-        self.estimate().check_room(self.folder)
         try:
             with journal_of(self.folder, facts) as journal:
                 is_written = self.draft.exists() and journal.get("is_written")

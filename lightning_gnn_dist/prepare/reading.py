@@ -12,7 +12,6 @@ from dataclasses import replace
 from functools import cache, partial
 from glob import escape, glob, has_magic
 from io import TextIOWrapper
-from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,8 +22,6 @@ TEXTS, PARQUET, JSON = map(frozenset, ((".csv", ".tsv", ".txt"), (".parquet", ".
 SURELY_TABLES = PARQUET | JSON | TEXTS - {".txt"}
 PACKED = (".gz", ".zst")
 SEPARATORS = ",\t; "
-BYTES_COUNTED, PLACES_COUNTED = 1 << 14, 32
-COMPRESSION = 4  # factor by which gzip and zstd shorten numbers in text, about
 ENDS = [("source", "target"), ("source", "destination"), ("src", "dst"), ("sender", "receiver"), ("from", "to")]
 OF_JSON = "format = 'newline_delimited'"
 NUMBERED = re.compile(r"(.+)_\d+")
@@ -39,11 +36,6 @@ def _packed(path: Path) -> str:
     """The suffix by which a file is known to be compressed, if it is."""
     suffix = path.suffix.lower()
     return suffix if suffix in PACKED else ""
-
-
-def is_text(path: Path) -> bool:
-    """Whether ``path`` is a table in text, or in several files of text."""
-    return _kind(path) in (TEXTS, JSON)
 
 
 def is_parquet(path: Path) -> bool:
@@ -90,7 +82,7 @@ def columns_of(path: Path) -> list[str]:
 def types_of(path: Path) -> dict[str, str]:
     """The columns and their types in DuckDB, which are texts in a text."""
     first, *others = files_of(path)
-    if is_text(path) and _suffix(first) in JSON:
+    if _kind(path) is JSON:
         found = _described(path, f"read_json([{_listed(path)}], {OF_JSON}, sample_size = -1)")
         known = {name.lower() for name in found}
         numbered = filter(None, map(NUMBERED.fullmatch, found))
@@ -168,36 +160,8 @@ def _listed(path: Path) -> str:
     return ", ".join(map(_named, files_of(path)))
 
 
-def count_rows(path: Path) -> int:
-    """How many rows there are; an estimate for text, from the length of some lines."""
-    if not is_text(path):
-        return _of_footers(path, "sum(num_rows)", "file_")
-    above = sum(heading_of(file).num_lines for file in files_of(path)) if _kind(path) is TEXTS else 0
-    return max(sum(map(_count_lines, files_of(path))) - above, 0)
-
-
-def _count_lines(path: Path) -> int:
-    if _packed(path):
-        with _open(path) as text:
-            lines = list(islice(text, 1000))
-        return round(path.stat().st_size * COMPRESSION * len(lines) / max(sum(map(len, lines)), 1))
-    size, ends = path.stat().st_size, []
-    with path.open("rb") as file:
-        for place in range(PLACES_COUNTED):  # all over the file: ids grow, and lines with them
-            file.seek(max(size - BYTES_COUNTED, 0) * place // (PLACES_COUNTED - 1))
-            ends.append(max(file.read(BYTES_COUNTED).count(b"\n"), 1))
-    return round(sum(ends) / len(ends) * max(size / BYTES_COUNTED, 1))
-
-
-def count_columns(path: Path) -> int:
-    """How many columns of numbers there are; a column of lists counts as several."""
-    if not is_parquet(path):
-        return len(columns_of(path))
-    return round(_of_footers(path, "sum(num_values)", "") / max(count_rows(path), 1))
-
-
-def _of_footers(path: Path, what: str, of: str) -> int:
-    return int(_ask(path, f"SELECT {what} FROM parquet_{of}metadata([{_listed(path)}])")[0][0] or 0)
+def _count_rows(file: Path) -> int:
+    return int(_ask(file, f"SELECT sum(num_rows) FROM parquet_file_metadata({_named(file)})")[0][0] or 0)
 
 
 def about_headings(paths: Collection[Path]) -> tuple[str, ...]:
@@ -328,7 +292,7 @@ def load(work: Work, name: str, path: Path) -> Table:
         row = "row_number() OVER () - 1" if "file_row_number" in map(str.lower, types) else "file_row_number"
         for file, rows in rows_of.items():
             queries.append(f"SELECT {cells}, {row} + {first} AS {ROW} FROM {rows}")
-            first += count_rows(file)
+            first += _count_rows(file)
         query = " UNION ALL BY NAME ".join(queries)
     elif _kind(path) is TEXTS:
         copies = work.folder / name

@@ -10,9 +10,7 @@ from torch_geometric.data import Data
 
 import lightning_gnn_dist as lgd
 from lightning_gnn_dist.checks import in_bytes
-from lightning_gnn_dist.cli import prepare
 from lightning_gnn_dist.cli.main import main
-from lightning_gnn_dist.engine import compiling, kernels
 from lightning_gnn_dist.homes.parts import Parts
 from lightning_gnn_dist.homes.residency import Plan
 from tests.cli.conftest import Refused
@@ -30,7 +28,6 @@ def test_an_edge_list_becomes_a_graph(edges: Path, tmp_path: Path, capsys: pytes
     out = tmp_path / "graph"
     main(["prepare", str(edges), str(out), "--undirected", "--split", "0.6", "0.2", "0.2", "--seed", "1"])
     said = capsys.readouterr()
-    assert re.search(r"49 edges. .* of disk, 2.0 GB of RAM beside 24 bytes a node.* minutes", said.out)
     assert re.search(r"reading edges: .* s\n.*counting edges: .*sorting edges: .*fingerprint: ", said.err, re.DOTALL)
     assert "split: 30 train, 10 val, 10 test" in said.out
     assert "reverse" not in said.out
@@ -146,33 +143,6 @@ def check_files_are_compared(path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_all_files_are_compared_with_what_was_saved(graph: str, capsys: pytest.CaptureFixture[str]) -> None:
     check_files_are_compared(Path(graph), capsys)
-
-
-# What `prepare` compiles before the first training.
-
-
-def test_prepare_compiles_once(edges: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Path] = []
-    monkeypatch.setattr(prepare, "compile_for", made.append)
-    for number, is_there in enumerate([False, True]):
-        monkeypatch.setattr(prepare, "is_compiled", lambda is_there=is_there: is_there)
-        main(["prepare", str(edges), str(tmp_path / f"graph{number}")])
-    assert made == [tmp_path / "graph0"]
-
-
-@pytest.mark.parametrize("graph", [lgd.communities(50, 3), lgd.citations(300, 3)], ids=["plain", "typed"])
-def test_a_batch_is_made_of_any_saved_graph(graph: object, tmp_path: Path) -> None:
-    graph.save(tmp_path / "graph")  # type: ignore[attr-defined]
-    prepare.make_batch(tmp_path / "graph")
-    assert prepare.is_compiled() == compiling.is_kept(kernels.sample) is True
-
-
-@pytest.mark.slow  # a process of its own, which imports torch
-def test_a_graph_that_gives_no_batch_is_prepared_all_the_same(tmp_path, capsys) -> None:
-    prepare.compile_for(tmp_path / "nowhere")
-    said = capsys.readouterr().out
-    assert said.startswith("The first training will compile the loops that make batches: ")
-    assert f"{tmp_path / 'nowhere'} is not a saved graph" in said
 
 
 # The demo, run as a user runs it: as a command that starts its own processes.

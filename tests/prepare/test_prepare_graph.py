@@ -197,13 +197,6 @@ def test_a_full_disk_leaves_no_graph_and_loses_nothing(source: Path, tmp_path: P
     assert content(out) == from_memory(source, tmp_path / "expected", undirected=True)
 
 
-def test_a_disk_that_is_too_small_is_seen_beforehand(source, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: type("Usage", (), {"free": 99}))
-    with pytest.raises(OSError, match="has 99 bytes free, and about"):
-        prepare_graph(source, tmp_path / "graph")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["source"]
-
-
 def interrupted(source: Path, out: Path, stage: str, **settings: object) -> None:
     def stop(name: str, share: float) -> None:
         if name == stage:

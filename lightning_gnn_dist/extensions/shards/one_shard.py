@@ -228,15 +228,11 @@ class OneShard(Portion):
         if self.assignment is not None:
             check_path("assignment", self.assignment)
 
-    @property
-    def shares(self) -> int:  # type: ignore[override]  # of all of a graph it is a constant
-        return self.num_shards
-
     def target(self, out: Path) -> Path:
         return out / store.shard_name(self.index)
 
     @property
-    def facts(self) -> dict[str, Any]:  # type: ignore[override]  # likewise
+    def facts(self) -> dict[str, Any]:  # type: ignore[override]  # of all of a graph it is a constant
         path = Path(self.assignment or "")
         files = [] if self.assignment is None else sorted(path.glob("*.npy")) if path.is_dir() else [path]
         times = [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files]

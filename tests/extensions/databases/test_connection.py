@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -208,9 +207,13 @@ def test_a_disk_that_is_full_says_the_way_out(tmp_path: Path, monkeypatch: pytes
 
 def test_a_copy_stays_until_there_is_room_for_the_graph(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     connection, told = sqlite_at(tmp_path / "shop.db"), list[str]()
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=99))
-        with pytest.raises(OSError, match="has 99 bytes free"):
+        patch.setattr("lightning_gnn_dist.prepare.prepare_graph.describe", full)
+        with pytest.raises(OSError, match="make room and repeat"):
             prepare_graph(connection, tmp_path / "graph")
     prepare_graph(connection, tmp_path / "graph", on_progress=lambda stage, share: told.append(stage))
     assert "going on with the copy of" in told[0]

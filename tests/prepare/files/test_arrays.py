@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("first", [0, 6, 7, 29, 50])
 def test_rows_come_in_pieces_from_any_row_on(folder: Path, first: int) -> None:
     rows = RowFiles.of(folder / "features")
-    assert rows.shape == (50, 3, 2) and rows.num_bytes == X.nbytes
+    assert rows.shape == (50, 3, 2)
     found = list(rows.pieces(first, 5 * rows.bytes_per_row))
     assert all(len(piece) <= 5 for piece in found)
     assert np.array_equal(np.concatenate([X[:0], *found]), X[first:])
@@ -53,7 +53,7 @@ def test_nodes_may_be_counted_without_an_array(folder: Path, tmp_path: Path) -> 
 def test_only_headers_are_read_beforehand(folder: Path) -> None:
     huge = folder / "embedding.npy"  # a sparse file: 200 GB that nobody could read
     np.lib.format.open_memmap(huge, mode="w+", dtype=np.float32, shape=(50, 10**9)).flush()
-    assert headers(folder).nodes[""].arrays["embedding"].num_bytes == 2e11
+    assert headers(folder).nodes[""].arrays["embedding"].shape == (50, 10**9)
 
 
 def test_files_of_one_array_must_be_alike(folder: Path) -> None:

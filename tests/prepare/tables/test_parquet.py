@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_gnn_dist import Graph, prepare_graph
+from lightning_gnn_dist import prepare_graph
 from lightning_gnn_dist.graph.user_ids import class_names, user_ids
 from lightning_gnn_dist.prepare.engine import Work, duckdb_for
-from lightning_gnn_dist.prepare.prepare_graph import Preparation
-from lightning_gnn_dist.prepare.reading import count_columns, count_rows, is_parquet, load
+from lightning_gnn_dist.prepare.reading import is_parquet, load
 from tests.prepare.test_prepare_graph import content, prepared
 
 pa = pytest.importorskip("pyarrow")
@@ -118,7 +117,6 @@ def test_words_lists_and_other_kinds_are_read(tmp_path: Path) -> None:
         "y": pa.array([1, 0], pa.uint8()),
     }
     path = write(tmp_path / "nodes.parquet", table)
-    assert count_columns(path) == 6 and count_rows(path) == 2
     pairs = write(tmp_path / "edges.parquet", {"from": ["bob"], "to": ["ann"]})
     graph = prepared(pairs, tmp_path / "graph", nodes=path)
     assert graph.node_arrays["x"].tolist() == [[1, 2, 1], [3, 4, 0]] and graph.node_arrays["y"].tolist() == [1, 0]
@@ -278,10 +276,3 @@ def test_a_large_row_group_is_not_held(tmp_path: Path) -> None:
     _, python = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most + python < many.nbytes / 3
-
-
-def test_the_estimate_knows_the_columns(tables: dict[str, Path], tmp_path: Path) -> None:
-    estimate = Preparation(tables["source"], tmp_path / "graph", nodes=tables["nodes"]).estimate()
-    prepare_graph(tables["source"], tmp_path / "graph", nodes=tables["nodes"])
-    assert estimate.num_edges == NUM_EDGES
-    assert abs(estimate.stored_bytes - Graph.open(tmp_path / "graph").num_bytes) < 16 * NUM_NODES

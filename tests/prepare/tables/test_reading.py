@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from lightning_gnn_dist.prepare.engine import Problems, Work, quoted
-from lightning_gnn_dist.prepare.reading import ROW, columns_of, count_rows, load
+from lightning_gnn_dist.prepare.reading import ROW, columns_of, load
 
 
 def read_table(path: Path) -> dict[str, list[str | None]]:
@@ -96,15 +96,3 @@ def test_what_is_no_table_is_refused(text: str, message: str, tmp_path: Path) ->
     with pytest.raises(ValueError, match=message) as refusal:
         read_table(write(tmp_path / "t.csv", text))
     assert not isinstance(refusal.value, Problems) or str(tmp_path) in str(refusal.value)
-
-
-def test_sizes_are_known_beforehand(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.csv", "a,b,c\n" + "1,2,3\n" * 5000)
-    assert columns_of(path) == ["a", "b", "c"]
-    assert 4900 < count_rows(path) < 5100
-    assert count_rows(write(path, "a,b\n0,1\n1,2\n")) == count_rows(write(path, "0,1\n1,2\n")) == 2
-
-
-def test_rows_are_counted_where_lines_grow(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.csv", "a,b\n" + "".join(f"{row},{row * row}\n" for row in range(100_000)))
-    assert abs(count_rows(path) - 100_000) < 4000
