@@ -12,6 +12,7 @@ from lightning_gnn_dist.graph.convert import index_dtype
 
 EDGES_PER_PIECE = 1 << 20  # bounds what look-ups hold in RAM, which take about 70 bytes per edge
 NODES_PER_PIECE = 1 << 18  # the same for nodes
+ROWS_PER_PIECE = 1 << 14  # the same for rows of arrays, which are wide
 _IDS_PER_NODE = 8  # a table of ids has 4 bytes for each
 
 
@@ -83,7 +84,7 @@ def take_rows(array: Tensor, rows: Tensor) -> Tensor:
         return array.index_select(0, rows)
     order = rows.argsort()
     out = array.new_empty((rows.numel(), *array.shape[1:]))
-    for some in order.split(NODES_PER_PIECE):
+    for some in order.split(ROWS_PER_PIECE):
         out[some] = array.index_select(0, rows[some])
     return out
 

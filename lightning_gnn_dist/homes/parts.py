@@ -160,11 +160,8 @@ class Parts(OnePart):
         self._thread = ThreadPoolExecutor(1, f"{THREAD_NAME}.parts") if in_background and self._changes else None
         self._current: tuple[int, ReadPart] | None = None
         self._next: tuple[int, Future[ReadPart]] | None = None
-        self.figures: dict[str, float] = {
-            "data/switches": 0.0,
-            "data/switch_bytes": 0.0,
-            "data/switch_waited_seconds": 0.0,
-        }
+        counted = "data/switches", "data/switch_bytes", "data/switch_waited_seconds"
+        self.figures: dict[str, float] = dict.fromkeys(counted, 0.0)
         if plan.turns > 1:
             self.figures["data/sweep_bytes"] = 0.0  # read since the epoch began, which goes through all chunks
 

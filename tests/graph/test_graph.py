@@ -71,6 +71,7 @@ def test_rows_list_the_senders_in_order(graph: Graph) -> None:
 def test_induced_is_the_subgraph_with_local_ids(graph, nodes, edges_at_once, monkeypatch) -> None:
     monkeypatch.setattr(rows_module, "EDGES_PER_PIECE", edges_at_once)
     monkeypatch.setattr(rows_module, "NODES_PER_PIECE", 2 * edges_at_once)
+    monkeypatch.setattr(rows_module, "ROWS_PER_PIECE", 2 * edges_at_once)
     ids = torch.tensor(nodes, dtype=torch.int64)
     part = graph.induced(ids)
     expected, _ = subgraph(ids, random_edges(), num_nodes=40)
