@@ -51,7 +51,7 @@ from lightning_gnn_dist.graph.typed.types import EdgeType
 
 SPLIT, FALSE_ENDS = range(2)  # what is drawn
 Places = dict[str, Tensor]  # by "val" and "test"
-Shares = Mapping[str, float | Tensor]  # by "val" and "test": of all, or which edges are marked
+Shares = Mapping[str, float]  # of all, by "val" and "test"
 _NAMED = ("labels", "time")  # arrays of edges that a split names
 _EDGES_TO_CHECK = 1000  # evenly spread over the graph
 _NEGATIVES_TO_CHECK = 1 << 20  # evenly spread: these take half a second, at every opening
@@ -390,8 +390,8 @@ def _check_apart(split: LinkSplit, edges: Edges) -> None:
 
 def split_edges(
     graph: Graph,
-    val: float | str = 0.05,
-    test: float | str = 0.1,
+    val: float = 0.05,
+    test: float = 0.1,
     seed: int = 0,
     *,
     negatives: int | None = None,
@@ -412,8 +412,8 @@ def split_edges(
 
     Args:
         graph: All edges. The result leaves out its masks, which split nodes.
-        val: Share of the edges (or pairs) for validation, or the name of a boolean edge array that marks them.
-        test: The same for testing: a share if ``val`` is one, or a name or 0.
+        val: Share of the edges (or pairs) for validation.
+        test: The same for testing.
         seed: The same seed gives the same split.
         negatives: False edges for each true one. Default: 100.
         undirected: Whether the graph holds both directions of every edge, with the same arrays if there are labels, so
@@ -432,43 +432,23 @@ def split_edges(
     if labels is not None:
         check_no_negatives(given=negatives is not None)
         check_word("labels", labels, "edge_rating")
-    _check_numbers(val, test, seed, negatives, time)
+    if not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
+        raise ValueError(
+            f"val and test are shares that leave edges to train on, got {shown(val)} and {shown(test)}. A split of "
+            "your own is LinkSplit(graph, edges, negatives)."
+        )
+    check_seed(seed)
+    check_at_least_if_given(1, **{"negatives, for each held edge,": negatives})
     check_directions(edges, undirected)
-    shares = {name: _share(edges, name, share) for name, share in (("val", val), ("test", test))}
-    edges = Edges(edges.without([str(val), str(test)]), edges.kind).reversed_by(reverse)
+    edges = edges.reversed_by(reverse)
     if time is not None:
         check_times_of_edges(edges, time, labels, is_sure=reverse != "auto")
     splitting = Splitting(edges, labels, time, undirected, int(seed))
-    return splitting.split(shares, 100 if negatives is None else int(negatives))
-
-
-def _check_numbers(val: float | str, test: float | str, seed: int, negatives: int | None, time: str | None) -> None:
-    if isinstance(val, str) or isinstance(test, str):
-        if not all(isinstance(share, str) or (is_number(share) and share == 0) for share in (val, test)):
-            raise ValueError(
-                f"val and test must be two shares, or two names of edge arrays that mark edges (or one, and 0 for the "
-                f"other), got {shown(val)} and {shown(test)}."
-            )
-        if time is not None:
-            raise ValueError(f"time={shown(time)} decides which edges are held: give val and test as shares.")
-    elif not (is_number(val) and is_number(test) and 0 <= val < 1 and 0 <= test < 1 and val + test < 1):
-        raise ValueError(f"val and test are shares that leave edges to train on, got {shown(val)} and {shown(test)}.")
-    check_seed(seed)
-    check_at_least_if_given(1, **{"negatives, for each held edge,": negatives})
-
-
-def _share(edges: Edges, name: str, share: float | str) -> float | Tensor:
-    """A share, or a boolean for each edge from the array that is named."""
-    if not isinstance(share, str):
-        return float(share)
-    marks = edges.array(name, share, ", a boolean per edge, or give a share such as 0.1")
-    if marks.dtype != torch.bool or marks.dim() != 1:
-        raise ValueError(f"{name}: {share} must hold one boolean for each edge, got {shown(marks)}.")
-    return marks
+    return splitting.split({"val": float(val), "test": float(test)}, 100 if negatives is None else int(negatives))
 
 
 class Splitting:
-    """The edges of a type, some of which are to be held back: at random, those that are marked, or the last ones.
+    """The edges of a type, some of which are to be held back: at random, or the last ones.
 
     At random, both directions of a pair of nodes, and with labels all edges between them, are held together, and of an
     undirected graph one direction is asked for. By time those of one time stay together, in the later split.
@@ -517,7 +497,7 @@ class Splitting:
         type, and a number for each, by which false receivers are drawn.
         """
         edges, choice = self._edges, self._pair[self._can_be_held].unique()
-        held = self._marked(shares, choice) or self._dealt(shares, choice)
+        held = self._dealt(shares, choice)
         is_held, asked = torch.zeros_like(self._numbers, dtype=torch.bool), self._asked.nonzero().view(-1)
         is_held[torch.cat([choice[:0], *held.values()])] = True
         of_asked, rows = self._pair[asked], Places()
@@ -537,7 +517,7 @@ class Splitting:
     def _dealt(self, shares: Shares, choice: Tensor) -> dict[str, Tensor]:
         """Which pairs are held back under each name, as a share of them, if any are."""
         total = len(choice)
-        counts = {name: round(float(share) * total) for name, share in shares.items()}
+        counts = {name: round(share * total) for name, share in shares.items()}
         if not total and any(shares.values()):
             raise ValueError(
                 "There are no edges to hold back (or pairs, without loops): choose an edge type that has some."
@@ -557,28 +537,10 @@ class Splitting:
         held = dict(zip(counts, order.split(list(counts.values())), strict=True))
         return {name: choice[which] for name, which in held.items() if len(which)}
 
-    def _marked(self, shares: Shares, choice: Tensor) -> dict[str, Tensor]:
-        """Which pairs are held back under each name because one of their edges is marked, if some are."""
-        marked = {name: self._pair[mask].unique() for name, mask in shares.items() if isinstance(mask, Tensor)}
-        held = {name: pairs[torch.isin(pairs, choice)] for name, pairs in marked.items()}
-        if empty := [name for name, pairs in held.items() if not pairs.numel()]:
-            raise ValueError(
-                f"{empty[0]} marks no edge that can be held back (loops, and edges without a label, cannot)."
-            )
-        together, counts = torch.cat([choice[:0], *held.values()]).unique(return_counts=True)
-        if bool((counts > 1).any()):
-            raise ValueError(
-                f"val and test both mark edges between the same two nodes ({int((counts > 1).sum())} such pairs): both "
-                "directions and all copies are held back together, so mark a pair in one of them."
-            )
-        if held and together.numel() == choice.numel():
-            raise ValueError("val and test mark all edges, and none is left to train on: mark fewer.")
-        return held
-
     def _last(self, shares: Shares, time: str) -> tuple[Graph, Places, Places]:
         """Choose the last events of those that are asked for, as :meth:`_at_random` does; all stay in the graph."""
-        arrays, val, test = self._edges.arrays, float(shares["val"]), float(shares["test"])
-        found, count = parted_by_time(as_integers(arrays[time]), self._asked, val, test), int(self._asked.sum())
+        when, count = as_integers(self._edges.arrays[time]), int(self._asked.sum())
+        found = parted_by_time(when, self._asked, shares["val"], shares["test"])
         is_left = bool(found.pop("train").any())
         for name, share in shares.items():
             if share and not bool(found[name].any()):
