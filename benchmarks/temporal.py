@@ -86,7 +86,6 @@ def main() -> None:
         "at the end": TemporalSampler(NUMBERS, "edge_time", "end"),
         "uniform": TemporalSampler(NUMBERS, "edge_time", "time"),
         "latest": TemporalSampler(NUMBERS, "edge_time", "time", pick="latest"),
-        "last tenth": TemporalSampler(NUMBERS, "edge_time", "time", last=SECONDS // 10),
     }
     works = {name: works_of(graph, sampler) for name, sampler in samplers.items()}
     for place, what in enumerate(("draw", "whole batch")):

@@ -11,6 +11,7 @@ _CHANGED = "make another graph of the changed data, Graph.from_pyg(data), or pre
 GONE: dict[str, str] = {
     "on_blocks": "define layers(), return layers_of(self.gnn), and let forward() return through_layers(self, batch)",
     "TemporalSampler.replace": "leave it out: each event that is seen is drawn once",
+    "TemporalSampler.last": "draw the latest, pick='latest', or leave events of too long ago out of the graph",
     "NeighborSampler.shared": "leave it out: batches and steps take as long without",
     "MatrixSampler": "take the sampler itself, which draws the same batches, or on a device DeviceSampler",
     "PageRankSampler": "take ShadowSampler or NeighborSampler",

@@ -206,7 +206,7 @@ class BatchSettings:
             if of_other != sight:
                 raise ValueError(
                     f"{name} draws with {other} and training with {ours}: seeds must see the same events "
-                    "in both, so give both a TemporalSampler with the same time, seed_time, equal and last, or none."
+                    "in both, so give both a TemporalSampler with the same time, seed_time and equal, or none."
                 )
         if sight is not None and self.loading.all_labels:
             raise ValueError(

@@ -22,7 +22,6 @@ PLAIN: dict[str, Any] = SAMPLERS | {
     "temporal_edges": BY_TIME,
     "temporal_equal": replace(BY_TIME, equal=True),
     "temporal_latest": replace(BY_TIME, pick="latest"),
-    "temporal_window": replace(BY_TIME, last=9),
     "temporal_all": replace(BY_TIME, num_neighbors=[-1, -1]),
     "walk_weighted": lgd.RandomWalkSampler(2, walk_length=3, weight="weight", visits=3),
     "walk_unweighted": lgd.RandomWalkSampler(2, visits=0),
@@ -40,7 +39,6 @@ TYPED: dict[str, Any] = {
     "temporal": OF_TYPES,
     "temporal_equal": replace(OF_TYPES, equal=True),
     "temporal_latest": replace(OF_TYPES, pick="latest"),
-    "temporal_window": replace(OF_TYPES, last=7),
     "temporal_of_types": lgd.TemporalSampler(OF_EACH, "time", pick="latest"),
 }
 EQUAL = {

@@ -146,7 +146,7 @@ class Owner:
         """
         local, (replace, latest, weighs) = rows.to(torch.int64), map(bool, flags)
         groups, words = torch.arange(len(counts)).repeat_interleave(counts), keys.numpy().view(np.uint64)
-        of_batch, seeds, after, upto = trees.numpy()
+        of_batch, seeds, upto = trees.numpy()
         order, name = NO_ORDER, name_of(weight) or None
         if len(time):  # what a tree draws does not depend on the other trees of its batch
             words, order = first_words(words[of_batch], seeds[:, None]), self._orders[name_of(time)]
@@ -154,7 +154,7 @@ class Owner:
         rule = Rule(None if name is None else weights_of(self._rows, name, draws=draws), replace)
         nodes = self._types.to_whole(self._index, local)
         given = edge_types_of(self._rows.types), local.numpy(), nodes.numpy(), groups.numpy(), words, fanouts.numpy()
-        drawn, positions, senders = draw_from_rows(self._rows, RowRequest(*given, rule, latest, after, upto, order))
+        drawn, positions, senders = draw_from_rows(self._rows, RowRequest(*given, rule, latest, upto, order))
         kinds = [] if len(fanouts) == 1 else [self._rows.types.edge_type[positions]]
         more = [*kinds, self._places(positions, *kinds)] if self._with_arrays else kinds
         if weighs and name is not None:
@@ -268,8 +268,8 @@ class DrawRule(NamedTuple):
         weighs: Whether the weights of the edges are wanted, too.
         time: Where trees of batches by time are drawn, the name of the times of edges, or of the nodes that send.
         latest: Whether they take the latest edges, instead of any.
-        trees: For each tree the number of its batch, the id of its seed, after which time it sees events, and up to
-            which, as integers, int64, shape (4, trees). Without times there are none.
+        trees: For each tree the number of its batch, the id of its seed, and up to which time it sees events, as an
+            integer, int64, shape (3, trees). Without times there are none.
     """
 
     replace: bool = False
@@ -277,7 +277,7 @@ class DrawRule(NamedTuple):
     weighs: bool = False
     time: str = ""
     latest: bool = False
-    trees: Tensor = torch.empty(4, 0, dtype=torch.int64)  # never changed
+    trees: Tensor = torch.empty(3, 0, dtype=torch.int64)  # never changed
 
 
 class OwnedGraph(Protocol):
@@ -367,8 +367,8 @@ def sample_at_times(
     bits, first = max(1, (graph.num_nodes - 1).bit_length()), torch.tensor([0, *map(len, seeds)]).cumsum(0).tolist()
     growing = [GrowingBatch(ids, graph.num_nodes, at, bits) for ids, at in zip(seeds, first, strict=False)]
     of_seeds = torch.tensor(list(map(len, seeds)))
-    after, upto = map(torch.from_numpy, seen_by(sampler, torch.cat(list(times))))
-    trees = torch.stack([torch.arange(len(seeds)).repeat_interleave(of_seeds), torch.cat(list(seeds)), after, upto])
+    upto = seen_by(sampler, torch.cat(list(times)))
+    trees = torch.stack([torch.arange(len(seeds)).repeat_interleave(of_seeds), torch.cat(list(seeds)), upto])
     how = DrawRule(time=sampler.time, latest=sampler.pick == "latest", trees=trees)
     samples = yield from draw_hops(graph, growing, sampler.of_types(graph.types), keys, how)
     return [of._replace(extra={**of.extra, SEED_TIME: at}) for of, at in zip(samples, times, strict=True)]

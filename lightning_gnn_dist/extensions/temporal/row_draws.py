@@ -38,7 +38,7 @@ from lightning_gnn_dist.engine.kernels import (
 )
 from lightning_gnn_dist.engine.sample import Sample, csr_of, graph_is_damaged, refuse_repeated, scratch_of_thread
 from lightning_gnn_dist.engine.weighted import Piece, Rule, Weights, aside_for, prefetch_weights
-from lightning_gnn_dist.extensions.temporal.times import BEFORE_ALL, TimeOrder
+from lightning_gnn_dist.extensions.temporal.times import TimeOrder
 from lightning_gnn_dist.graph.graph import Graph
 from lightning_gnn_dist.graph.rows import starts_of
 from lightning_gnn_dist.sampling.base import check_seeds
@@ -60,8 +60,7 @@ class RowRequest(NamedTuple):
         fanouts: Neighbours to draw of each edge type, int64; -1 takes all, 0 none.
         rule: How the neighbours of one type are drawn. Weights are for a graph of one type.
         latest: Whether the latest edges are drawn, instead of any.
-        after: Each group sees events later than this, int64. Empty if there are no times.
-        upto: And no later than this.
+        upto: Each group sees events no later than this, int64. Empty if there are no times.
         order: The edges by time; as :data:`NO_ORDER` if there are no times.
     """
 
@@ -73,7 +72,6 @@ class RowRequest(NamedTuple):
     fanouts: Array
     rule: Rule
     latest: bool
-    after: Array
     upto: Array
     order: TimeOrder
 
@@ -109,7 +107,7 @@ def _count(csr: Csr, asked: RowRequest, counts: Array) -> Any:
     """
     indptr, num_edges = csr.indptr, len(csr.indices)
     edge_type, rows, fanouts = asked.edge_type, asked.rows, asked.fanouts
-    groups, times, after, upto = asked.groups, asked.order.times, asked.after, asked.upto
+    groups, times, upto = asked.groups, asked.order.times, asked.upto
     has_time, replace, longest = asked.order.has_time, asked.rule.replace, ZERO
     for i in range(len(rows)):
         prefetch(indptr, rows[_U(min(i + ROWS_AHEAD, len(rows) - 1))])
@@ -117,7 +115,7 @@ def _count(csr: Csr, asked: RowRequest, counts: Array) -> Any:
         degree = indptr[soon + _U(1)] - indptr[soon]
         if len(edge_type):
             prefetch_types(edge_type, indptr[soon], degree)
-        if len(after):
+        if len(upto):
             prefetch(times, indptr[soon])
             prefetch(times, indptr[soon] + degree // 2)
         row = _U(rows[_U(i)])
@@ -131,11 +129,11 @@ def _count(csr: Csr, asked: RowRequest, counts: Array) -> Any:
                 kind, stop = np.int64(edge_type[_U(first)]), end_of_piece(edge_type, first, last)
             if _U(kind) >= _U(len(fanouts)):  # read as unsigned, a negative number is large
                 return -1
-            start, end = first, stop
-            if len(after) and has_time[_U(kind)]:
-                start, end = _seen(times, first, stop, after[_U(groups[_U(i)])], upto[_U(groups[_U(i)])])
+            end = stop
+            if len(upto) and has_time[_U(kind)]:
+                end = first_later(times, first, stop, upto[_U(groups[_U(i)])])
             fanout = fanouts[_U(kind)]
-            total += end - start if is_whole(end - start, fanout, replace) else fanout
+            total += end - first if is_whole(end - first, fanout, replace) else fanout
             first = stop
         counts[_U(i)] = total
     return longest
@@ -150,7 +148,7 @@ def _draw(
     What stands there is read a block of rows later: it was prefetched when it was drawn.
     """
     indptr, indices, edge_type, rows, fanouts = csr.indptr, csr.indices, asked.edge_type, asked.rows, asked.fanouts
-    groups, times, after, upto = asked.groups, asked.order.times, asked.after, asked.upto
+    groups, times, upto = asked.groups, asked.order.times, asked.upto
     has_time, replace, latest, places = asked.order.has_time, asked.rule.replace, asked.latest, asked.order.places
     keys, nodes, count, read = asked.keys, asked.nodes, len(rows), 0
     aside, is_right = None if weights is None else aside_for(weights, longest), True
@@ -169,19 +167,19 @@ def _draw(
                 kind, stop = ZERO, last
                 if len(edge_type):
                     kind, stop = np.int64(edge_type[_U(first)]), end_of_piece(edge_type, first, last)
-                start, end = first, stop
-                if len(after) and has_time[_U(kind)]:
-                    start, end = _seen(times, first, stop, after[_U(groups[_U(i)])], upto[_U(groups[_U(i)])])
+                end = stop
+                if len(upto) and has_time[_U(kind)]:
+                    end = first_later(times, first, stop, upto[_U(groups[_U(i)])])
                 if len(places):
-                    prefetch(places, start)
+                    prefetch(places, first)
                     prefetch(places, end - 1)
-                fanout, degree = fanouts[_U(kind)], end - start
+                fanout, degree = fanouts[_U(kind)], end - first
                 takes_all = is_whole(degree, fanout, replace)
                 number = degree if takes_all else fanout
                 if takes_all or latest:
                     take_row(indices, end - number, number, positions, out)
                 else:
-                    piece = Piece(start, degree, fanout, keys[_U(groups[_U(i)]), _U(kind)], nodes[_U(i)])
+                    piece = Piece(first, degree, fanout, keys[_U(groups[_U(i)]), _U(kind)], nodes[_U(i)])
                     draw_row(indices, piece, replace, weights, aside, positions, out)
                 out, first = out + number, stop
         for i in range(max(0, low - BLOCK), min(low, count) if len(places) else 0):
@@ -194,15 +192,6 @@ def _draw(
             senders[_U(edge)] = indices[_U(positions[_U(edge)])]
         read = stop
     return is_right
-
-
-@inlined
-def _seen(times: Array, first: int, stop: int, after: int, upto: int) -> Any:
-    """Where the edges of a type into a row that are seen start and end, in the order of time."""
-    start = first
-    if after != BEFORE_ALL:
-        start = first_later(times, first, stop, after)
-    return start, first_later(times, start, stop, upto)
 
 
 @inlined

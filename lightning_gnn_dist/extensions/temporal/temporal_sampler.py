@@ -1,6 +1,6 @@
 """Neighbour sampling by time: a seed sees what was there before its own time, at every hop.
 
-    V(v, s) = edges e into v with t_s - last <= t_e < t_s,    N_h(s) = senders in sample(V(v, s), k_h), v in N_(h-1)(s)
+    V(v, s) = edges e into v with t_e < t_s,    N_h(s) = senders in sample(V(v, s), k_h), v in N_(h-1)(s)
 
 The trees of two seeds of a batch share nothing, for what a node has received depends on who asks, and when. PyG's
 ``NeighborLoader`` calls this ``time_attr``, ``input_time`` and ``temporal_strategy``; there, events of the seed's own
@@ -17,15 +17,13 @@ from typing import Annotated, Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import MAX_INTEGER, check_fields, is_number, shown
+from lightning_gnn_dist.checks import check_fields, shown
 from lightning_gnn_dist.engine.kernels import Array
 from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, edge_types_of, refuse_repeated, sample_hops
 from lightning_gnn_dist.extensions.temporal.times import (
-    BEFORE_ALL,
     Span,
     as_integers,
-    earlier_by,
     node_times,
     sources_of,
     span_of,
@@ -66,7 +64,6 @@ class TemporalSampler:
             the answer; without it a seed does not see edges that came with it.
         pick: ``"uniform"`` draws any of the events that are seen, ``"latest"`` the latest; of those at one time, the
             last in their row. Nothing is left to chance in the latest, so evaluation sees as many of them as training.
-        last: See events that are at most so long before the seed's time. Default: however long.
     """
 
     num_neighbors: Sequence[int] | Mapping[Any, Sequence[int]]
@@ -74,16 +71,10 @@ class TemporalSampler:
     seed_time: Annotated[str, "time"] | None = None
     equal: bool = False
     pick: Pick = "uniform"
-    last: float | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_neighbors", self._numbers.num_neighbors)
         check_fields(self)
-        if self.last is not None and not (is_number(self.last) and 0 < self.last <= MAX_INTEGER):
-            raise ValueError(
-                "last must be a number above 0, in the unit of the times, such as 86_400 for a day of seconds, or None "
-                f"for all, got {shown(self.last)}: of a tensor take int(...), of a timedelta its total_seconds()."
-            )
 
     @property
     def _numbers(self) -> NeighborSampler:
@@ -95,9 +86,9 @@ class TemporalSampler:
         return self._numbers.num_hops
 
     @property
-    def sight(self) -> tuple[str, str, bool, float | None]:
-        """What decides which events a seed must not see: the names of both times, ``equal`` and ``last``."""
-        return self.time, self.time if self.seed_time is None else self.seed_time, self.equal, self.last
+    def sight(self) -> tuple[str, str, bool]:
+        """What decides which events a seed must not see: the names of both times, and ``equal``."""
+        return self.time, self.time if self.seed_time is None else self.seed_time, self.equal
 
     def sample_bulk(self, graph: Graph, seeds: Sequence[Tensor], keys: Sequence[BatchKey]) -> list[Sample]:
         bulk = check_bulk(graph, seeds, keys)
@@ -146,7 +137,7 @@ class TemporalSampler:
 def sample_at(sampler: TemporalSampler, graph: Graph, seeds: Tensor, times: Tensor, batch_key: BatchKey) -> Sample:
     """A batch around nodes at times of their own; a node may be a seed at several."""
     bits, fanouts = max(1, (graph.num_nodes - 1).bit_length()), sampler.of_types(graph.types)
-    trees = Trees(seeds.numpy(), *seen_by(sampler, times), bits)
+    trees = Trees(seeds.numpy(), seen_by(sampler, times).numpy(), bits)
     keys, order = typed_keys(*batch_key, *fanouts.shape), time_order(graph, sampler.time)
     draws = TimedDraws(edge_types_of(graph.types), order, fanouts, keys, sampler.pick == "latest")
     roots, num_names = (torch.arange(seeds.numel()) << bits) + seeds, max(1, seeds.numel()) << bits
@@ -155,15 +146,13 @@ def sample_at(sampler: TemporalSampler, graph: Graph, seeds: Tensor, times: Tens
     return sample._replace(nodes=sample.nodes & ((1 << bits) - 1), extra=extra)
 
 
-def seen_by(sampler: TemporalSampler, times: Tensor) -> tuple[Array, Array]:
-    """After which time, and up to which, seeds of these times see events, as integers."""
-    upto = as_integers(times) - (0 if sampler.equal else 1)
-    after = torch.full_like(upto, BEFORE_ALL) if sampler.last is None else earlier_by(times, sampler.last) - 1
-    return after.numpy(), upto.numpy()
+def seen_by(sampler: TemporalSampler, times: Tensor) -> Tensor:
+    """Up to which time seeds of these times see events, as integers."""
+    return as_integers(times) - (0 if sampler.equal else 1)
 
 
 def checked_times(sampler: TemporalSampler, graph: Graph, seeds: Tensor) -> Tensor:
-    """The time of each seed; times that do not compare exactly with those of events, and such a span, are refused."""
+    """The time of each seed; times that do not compare exactly with those of events are refused."""
     sources_of(graph, sampler.time)  # refuses what is no time, first
     times = times_of_seeds(graph, sampler.sight[1], seeds)
     check_comparable(sampler, graph, times)
@@ -171,21 +160,13 @@ def checked_times(sampler: TemporalSampler, graph: Graph, seeds: Tensor) -> Tens
 
 
 def check_comparable(sampler: TemporalSampler, graph: Graph, times: Tensor) -> None:
-    """Refuse times of seeds that do not compare exactly with those of events, and such a span."""
+    """Refuse times of seeds that do not compare exactly with those of events."""
     of_events = next(source.times.dtype for source in sources_of(graph, sampler.time) if source is not None)
     if of_events.is_floating_point != times.dtype.is_floating_point:
         raise ValueError(
             f"Events have times of {of_events} ({sampler.time!r}) and seeds of {times.dtype} ({sampler.sight[1]!r}), "
             "which do not compare exactly: store both as integers, or both as floating point numbers."
         )
-    _check_span(sampler, times)
-
-
-def _check_span(sampler: TemporalSampler, times: Tensor) -> None:
-    """Refuse a span of time that is no integer where times are."""
-    last = sampler.last
-    if last is not None and not times.is_floating_point() and last != int(last):
-        raise ValueError(f"last ({last}) must be an integer, as the times of {sampler.time!r} are: round it.")
 
 
 def check_event_samplers(
@@ -203,9 +184,6 @@ def check_event_samplers(
                 "own: leave seed_time out of TemporalSampler."
             )
         sampler.of_types(graph.types)  # as check_graph() does, but nodes need no times
-        for source in sources_of(graph, sampler.time):
-            if source is not None:
-                _check_span(sampler, source.times)
     tell(graph, time)
     ours, whole = samplers[0], graph.num_senders == graph.num_nodes
     if isinstance(ours, TemporalSampler) and whole and edge_type is not None:
@@ -223,7 +201,7 @@ def check_units(sampler: TemporalSampler, seeds: Span | None, events: Mapping[st
     first = min((span[0] for span in events.values() if span is not None), default=None)
     if seeds is None or first is None:
         return
-    latest, (time, seed_time, equal, _) = seeds[1], sampler.sight
+    latest, (time, seed_time, equal) = seeds[1], sampler.sight
     if latest < first or (latest == first and not equal):
         way_out = "Ask later questions." if dates else "Give both in one unit, such as seconds since 1970."
         raise ValueError(

@@ -153,15 +153,6 @@ def as_integers(times: Tensor) -> Tensor:
     return torch.where(bits < 0, bits ^ _TURNED, bits)
 
 
-def earlier_by(times: Tensor, span: float) -> Tensor:
-    """The times ``span`` before these, as integers; no integer is below those of 64 bits."""
-    if times.is_floating_point():
-        return as_integers(times.to(torch.float64) - span)
-    span, whole = int(span), times.to(torch.int64)
-    least = BEFORE_ALL + 1
-    return torch.where(whole < least + span, least, whole - span)
-
-
 def times_of_receivers(graph: Graph, time: str, kind: str) -> Tensor | None:
     """Since when each node that may receive is there, if nodes have an array of that name."""
     return node_times(graph, time, kind, "time") if time in graph.types.node_arrays[kind] else None

@@ -36,7 +36,7 @@ from lightning_gnn_dist.engine.kernels import (
 from lightning_gnn_dist.engine.rng import draw
 from lightning_gnn_dist.engine.weighted import Piece
 from lightning_gnn_dist.extensions.temporal.row_draws import first_later
-from lightning_gnn_dist.extensions.temporal.times import BEFORE_ALL, TimeOrder
+from lightning_gnn_dist.extensions.temporal.times import TimeOrder
 
 _U = np.uint64
 
@@ -46,13 +46,11 @@ class Trees(NamedTuple):
 
     Attributes:
         seeds: Their ids, int64.
-        after: Each tree sees events later than this, int64; ``BEFORE_ALL`` for all.
-        upto: And no later than this, int64.
+        upto: Each tree sees events no later than this, int64.
         bits: How many bits of a name are the node's id.
     """
 
     seeds: Array
-    after: Array
     upto: Array
     bits: int
 
@@ -166,12 +164,10 @@ def _draw_rows(
                 stop = end_of_piece(draws.edge_type, first, last)
             if _U(kind) >= _U(num_types):  # read as unsigned, a negative number is large
                 return np.int64(DAMAGED)
-            start, end = first, stop
+            end = stop
             if draws.order.has_time[_U(kind)]:  # a function of its own would take a fifth longer
-                if trees.after[tree] != BEFORE_ALL:
-                    start = first_later(draws.order.times, first, stop, trees.after[tree])
-                end = first_later(draws.order.times, start, stop, trees.upto[tree])
-            fanout, degree = draws.fanouts[_U(hop), _U(kind)], end - start
+                end = first_later(draws.order.times, first, stop, trees.upto[tree])
+            fanout, degree = draws.fanouts[_U(hop), _U(kind)], end - first
             takes_all = is_whole(degree, fanout, False)
             out, total = total, total + (degree if takes_all else fanout)
             if total <= room:
@@ -179,7 +175,7 @@ def _draw_rows(
                     take_row(draws.order.places, end - total + out, total - out, work.positions, out)
                 else:  # what a tree draws does not depend on the other trees of its batch
                     places, key = draws.order.places, draw(draws.keys[_U(hop), _U(kind)], trees.seeds[tree], 0)
-                    piece = Piece(start, degree, fanout, key, node)
+                    piece = Piece(first, degree, fanout, key, node)
                     draw_row(places, piece, False, None, None, work.positions, out)  # times, so no weights
             first = stop
         work.starts[_U(i + 1)] = total

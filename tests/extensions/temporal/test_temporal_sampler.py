@@ -3,7 +3,6 @@
 import copy
 import math
 from collections import Counter, defaultdict
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +29,7 @@ class Event(NamedTuple):
     time: float | None
 
 
-SIGHTS: list[dict[str, Any]] = [{}, {"equal": True}, {"last": 3}, {"equal": True, "last": 1}]
+SIGHTS: list[dict[str, Any]] = [{}, {"equal": True}]
 
 
 def events_into(graph: Graph, name: str) -> dict[int, list[Event]]:
@@ -54,10 +53,10 @@ def events_into(graph: Graph, name: str) -> dict[int, list[Event]]:
     return found
 
 
-def is_seen(event: Event, time: float, equal: bool = False, last: float = math.inf) -> bool:
+def is_seen(event: Event, time: float, equal: bool = False) -> bool:
     if event.time is None:
         return True
-    return time - last <= event.time and (event.time <= time if equal else event.time < time)
+    return event.time <= time if equal else event.time < time
 
 
 def in_order(event: Event) -> tuple[float, int]:
@@ -252,8 +251,6 @@ EXTREMES: list[tuple[Any, Any, dict[str, Any], int]] = [
     ([-0.0, 0.0], [9.0, 0.0, 9.0], {}, 0),  # -0.0 is 0.0
     ([-0.0, -1e-300], [9.0, 0.0, 9.0], {"equal": True}, 2),
     ([-INF, 3.0], [9.0, INF, 9.0], {}, 2),
-    ([-INF, 3.0], [9.0, 4.0, 9.0], {"last": 2}, 1),
-    ([LEAST + 1, MOST], [0, LEAST + 2, 0], {"last": 5}, 1),  # 5 before it is no int64
     ([LEAST + 1, MOST], [0, MOST, 0], {"equal": True}, 2),
     ([LEAST + 1, MOST], [0, LEAST + 1, 0], {}, 0),
     ([2**53, 2**53 + 1], [0, 2**53 + 1, 0], {}, 1),  # as floating point numbers they are equal
@@ -272,7 +269,6 @@ BAD: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
     "two kinds": ([1, 2], [1.0, 1.0, 1.0], {}, r"Events have times of torch\.int64 .* and seeds of torch\.float32"),
     "vectors": ([[1, 2], [1, 2]], [1, 1, 1], {}, "edge_time must hold one number for each edge"),
     "flags": ([True, False], [1, 1, 1], {}, "edge_time must hold one number for each edge"),
-    "a share of an integer": ([1, 2], [1, 1, 1], {"last": 0.5}, r"last \(0\.5\) must be an integer, as the times of"),
 }
 
 
@@ -281,11 +277,6 @@ def test_bad_times_are_refused(case: str) -> None:
     edge_time, time, sampler, message = BAD[case]
     with pytest.raises(ValueError, match=message):
         num_seen(edge_time, time, **sampler)
-
-
-def test_a_timedelta_is_no_number() -> None:
-    with pytest.raises(ValueError, match=r"such as 86_400 for a day .* of a timedelta its total_seconds\(\)"):
-        TemporalSampler([2], "time", last=timedelta(days=1))  # type: ignore[arg-type]
 
 
 def test_errors_about_times_name_a_way_out_that_shows_nothing_new() -> None:
