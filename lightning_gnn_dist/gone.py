@@ -64,6 +64,10 @@ GONE: dict[str, str] = {
     **dict.fromkeys(("best_links", "predict --best_links"), "rank products of rows: docs/links.md, The best new links"),
     "quantize_rows": "store features as float16, data.x = data.x.half()",
     "lightning-gnn-dist shop": "in a clone, python examples/shop.py shop writes the same tables",
+    **dict.fromkeys(
+        ("Launch.start_method='spawn'", "Launch.start_method='forkserver'"),
+        "take 'fork' on CPUs; else write a script, %%writefile train.py, and run it, !python train.py",
+    ),
     "lightning-gnn-dist report": "examples/compare_runs.py draws the files of Lightning's CSVLogger",
 }
 

@@ -26,7 +26,7 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "index of shards": "lightning_gnn_dist.extensions.shards.index:",
     "one shard": "lightning_gnn_dist.extensions.shards.one_shard:OneShard",
     "nodes of shards": "lightning_gnn_dist.extensions.shards.nodes:nodes_of_shards",
-    "ranks of a function": "lightning_gnn_dist.extensions.notebooks.function_launcher:FunctionLauncher",
+    "ranks of a function": "lightning_gnn_dist.extensions.notebooks.launcher:ForkLauncher",
     "graph of PyG": "lightning_gnn_dist.graph.typed.hetero:",
     "default partitioner": "lightning_gnn_dist.partition.default:default_partitioner",
     "kept partition": "lightning_gnn_dist.partition.cache:cached_partition",

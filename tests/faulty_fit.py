@@ -62,7 +62,7 @@ class LeavesEarly(lgd.LocalSGDStrategy):
 def main(method: str, fault: str) -> None:
     gc.enable()
     torch.set_num_threads(1)
-    ours = method in ("popen", "spawn", "fork", "forkserver", "torchrun")
+    ours = method in ("popen", "fork", "torchrun")
     other = None if ours else {more.METHOD: more for more in brought("faults")}[method]
     own = {"start_method": method} if ours and method != "torchrun" else {}
     waits = {"launch": lgd.Launch(timedelta(seconds=SECONDS), start_timeout=timedelta(seconds=120), **own)}
@@ -80,7 +80,7 @@ def main(method: str, fault: str) -> None:
     place = os.environ.get("LOCAL_RANK" if other is None else other.RANK, "0")
     saver = ModelCheckpoint(Path("checkpoints").absolute(), save_last=True, enable_version_counter=False)
     callbacks: list[Any] = [Faulty(fault, int(place)), saver]
-    if method in ("spawn", "fork", "forkserver"):
+    if method == "fork":
         callbacks[0] = FaultyByRank(fault, 0)
     trainer = pl.Trainer(
         accelerator="cpu",

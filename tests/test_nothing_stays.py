@@ -16,10 +16,9 @@ from tests.extensions import brought
 from tests.faulty_fit import SECONDS
 
 ROOT = Path(__file__).parents[1]
-FAULTS = {  # each fault at least once, and each way to start ranks twice; spawn differs in how a rank begins alone
+FAULTS = {  # each fault at least once, and each way to start ranks twice
     "popen": ("exit 0", "exception", "full", "SIGTERM"),
-    "fork": ("kill", "SIGKILL"),
-    "forkserver": ("early", "SIGTERM"),
+    "fork": ("early", "kill", "SIGKILL"),
     "torchrun": ("stop", "exit 1"),
 }
 OTHERS = {more.METHOD: more for more in brought("faults")}

@@ -2,8 +2,7 @@
 
 A script is run again for each rank, by Lightning's launcher with what it lacks: it lets no rank stay behind. Written
 for Lightning 2.6, of which it uses private names. Where there is no script to run again, as in a notebook, all ranks
-are fresh processes that get the model, the data module and the callbacks by value, and give back what rank 0 has at the
-end: what starts those is an extension.
+are forked, and weights and metrics of rank 0 come back: what forks them is an extension.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from lightning_gnn_dist.wire.launching.roll_call import give_key
 from lightning_gnn_dist.wire.memory import free_bytes, own_bytes
 
 log = logging.getLogger(__name__)
-StartMethod = Literal["popen", "spawn", "fork", "forkserver"]
+StartMethod = Literal["popen", "fork"]
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,9 @@ class Launch:
             name those that are missing.
         backend: ``"gloo"``, ``"nccl"`` or another backend of torch. Default: the one that fits the device.
         start_method: How ranks are started when no launcher (torchrun, SLURM) did. ``"popen"`` runs the script again
-            for each. ``"forkserver"`` and ``"spawn"`` start fresh processes that get the model, the data module and the
-            callbacks by value (the first imports the package once for all fits); ``"fork"`` copies this process.
-            Default: ``"popen"`` for a script; in a notebook, at a prompt, and for ``python -c`` ``"forkserver"``, but
-            on GPUs and on macOS ``"spawn"``. Ranks on GPUs are never forked.
+            for each; ``"fork"`` copies this process for one call of the trainer, and brings back weights and metrics.
+            Default: ``"popen"`` for a script; in a notebook, at a prompt, and for ``python -c`` ``"fork"``. Ranks on
+            GPUs are never forked.
     """
 
     timeout: timedelta = timedelta(minutes=30)
@@ -147,32 +145,18 @@ def _own_command(local_rank: int) -> tuple[list[str], str | None]:
     return list(_basic_subprocess_cmd()), None
 
 
-class Elsewhere(_Launcher):
-    """Starts all ranks as other processes: this one is none of them, and has nothing of a fit before its end."""
-
-    is_interactive_compatible = True
-
-    def on_exception(self, exception: BaseException) -> None:
-        """Hear of an exception that ended a call of the trainer here."""
-        raise NotImplementedError
-
-
-_FRESH: StartMethod = "forkserver" if sys.platform == "linux" else "spawn"  # a fork of torch is not safe on macOS
-
-
-def launcher_for(strategy: DDPStrategy, launch: Launch) -> ScriptLauncher | Elsewhere:
+def launcher_for(strategy: DDPStrategy, launch: Launch) -> _Launcher:
     """Return what starts the ranks of a strategy where this process runs."""
     environment = strategy.cluster_environment
     assert environment is not None
     if _is_interactive() and isinstance(environment, SLURMEnvironment):
         environment = strategy.cluster_environment = LightningEnvironment()  # a notebook is none of srun's tasks
+    size = {"num_processes": strategy.num_processes, "num_nodes": strategy.num_nodes}
+    is_alone = launch.start_method is None and [*size.values()] == [1, 1]  # such a rank is this process
     is_on_gpus = strategy.root_device.type == "cuda"
-    method = start_method_here(launch, environment.creates_processes_externally, is_on_gpus)
-    is_alone = launch.start_method is None and strategy.num_processes * strategy.num_nodes == 1
-    if method == "popen" or is_alone:  # a rank that is alone is this process
-        size = {"num_processes": strategy.num_processes, "num_nodes": strategy.num_nodes}
+    if is_alone or start_method_here(launch, environment.creates_processes_externally, is_on_gpus) == "popen":
         return ScriptLauncher(launch.timeout.total_seconds(), cluster_environment=environment, **size)
-    made: Elsewhere = extension("ranks of a function")(strategy, method)
+    made: _Launcher = extension("ranks of a function")(strategy, "fork")
     return made
 
 
@@ -189,14 +173,14 @@ def start_method_here(launch: Launch, has_started: bool, is_on_gpus: bool = Fals
             "start_method='popen' runs the script again for each rank, and here is none (a notebook, a prompt or "
             "python -c): leave start_method out."
         )
-    if launch.start_method in ("fork", "forkserver") and is_on_gpus and not has_started:
+    method: StartMethod = launch.start_method or ("popen" if has_started or can_run_again else "fork")
+    if method == "fork" and is_on_gpus and not has_started:
         raise ValueError(
-            f"start_method='{launch.start_method}' forks the ranks from a process that may have started CUDA's driver, "
-            "as an import of torch_geometric can, and such a rank cannot use a GPU: leave start_method out, or give "
-            "'spawn'."
+            "Ranks on GPUs are not forked: this process may have started CUDA's driver, as an import of "
+            "torch_geometric can, and its forks could not use a GPU. Write the cells to a file, %%writefile train.py, "
+            "and run it, !python train.py or !torchrun --nproc-per-node=2 train.py."
         )
-    fresh: StartMethod = "spawn" if is_on_gpus else _FRESH
-    return launch.start_method or ("popen" if has_started or can_run_again else fresh)
+    return method
 
 
 def _is_interactive() -> bool:

@@ -13,6 +13,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.distributed import _init_dist_connection
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies.launchers.multiprocessing import _MultiProcessingLauncher
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -22,7 +23,7 @@ from torch.optim import Optimizer
 from lightning_gnn_dist.checks import check_choice, check_instance
 from lightning_gnn_dist.names import extension
 from lightning_gnn_dist.rounds import checkpoints, refusals
-from lightning_gnn_dist.rounds.launching import Elsewhere, Launch, ScriptLauncher, launcher_for
+from lightning_gnn_dist.rounds.launching import Launch, ScriptLauncher, launcher_for
 from lightning_gnn_dist.rounds.lightning_internals import (
     Replaced,
     announce_sigterm,
@@ -196,7 +197,7 @@ class PartitionedStrategy(DDPStrategy):
         if self.is_alone:
             checkpoints.mark_alone(checkpoint, self._of_run())
         elif "optimizer_states" in checkpoint:  # else there is nothing to resume
-            if isinstance(self._launcher, Elsewhere):
+            if isinstance(self._launcher, _MultiProcessingLauncher):
                 raise ValueError(
                     "The ranks that trained have ended, and their optimizers with them, so this process has nothing "
                     "that a fit could go on from: add ModelCheckpoint, which saves in the ranks, or keep the weights, "
@@ -221,8 +222,6 @@ class PartitionedStrategy(DDPStrategy):
         channel.explain(exception)
         if isinstance(exception, SIGTERMException):
             exception.code = LEFT_BY_SIGTERM  # Lightning's own is 0, as if the training had come to its end
-        if isinstance(self._launcher, Elsewhere):
-            self._launcher.on_exception(exception)
 
     def teardown(self) -> None:
         trainer = None if self.lightning_module is None else self.lightning_module._trainer

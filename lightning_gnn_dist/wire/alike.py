@@ -32,7 +32,7 @@ _WAY_OUT = (
     "Ranks train one model together: change weights and learning rates on all ranks alike, and let rank 0 choose what "
     "is drawn (trainer.strategy.broadcast(value) gives the others its choice). Lightning runs a script once per rank, "
     "so a search of settings in it draws other trials on other ranks: let ranks begin inside each fit, with "
-    'launch=Launch(start_method="forkserver"), or run each trial as a script of its own.'
+    'launch=Launch(start_method="fork"), or run each trial as a script of its own.'
 )
 
 

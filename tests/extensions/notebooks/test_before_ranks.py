@@ -10,7 +10,7 @@ from torch_geometric.data import Data
 from torch_geometric.loader import DataLoader, LinkNeighborLoader, NeighborLoader
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.extensions.notebooks import function_launcher
+from lightning_gnn_dist.extensions.notebooks.launcher import ForkLauncher
 from tests.data_fitting import model, small_graph, trainer
 from tests.every_strategy import every_strategy
 
@@ -33,7 +33,7 @@ def no_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(*_: Any) -> None:
         raise StartedError
 
-    monkeypatch.setattr(function_launcher, "RankProcesses", start)
+    monkeypatch.setattr(ForkLauncher, "_run", start)
 
 
 def many(strategy: Any = None, **options: Any) -> pl.Trainer:
@@ -98,7 +98,9 @@ def test_what_a_call_does_not_need_may_lack() -> None:
         lambda: many(limit_val_batches=0).fit(module, lgd.PartitionedDataModule(graph("val_mask"))),
         lambda: many().fit(module, lgd.PartitionedDataModule(graph("val_mask"), evaluation=on)),
         lambda: many().validate(module, lgd.PartitionedDataModule(graph("train_mask"))),
-        lambda: many().predict(module, lgd.PartitionedDataModule(graph("train_mask", val_mask=NOBODY))),
+        lambda: many().predict(
+            module, lgd.PartitionedDataModule(graph("train_mask", val_mask=NOBODY)), return_predictions=False
+        ),
         lambda: many().fit(module, lgd.LinkDataModule(lgd.split_edges(small_graph()))),
     ]
     for call in calls:
