@@ -16,9 +16,9 @@ from lightning_gnn_dist.partition.supernode import SuperNodePartitioner
 from lightning_gnn_dist.wire.memory import memory_bytes
 
 
-def partitioner_of(name: str | None, options: argparse.Namespace, graph: Graph) -> Partitioner:
+def partitioner_of(name: str, options: argparse.Namespace, graph: Graph) -> Partitioner:
     """The partitioner of that name, or the one that suits a graph, with the settings on the command line."""
-    if name in (None, "auto"):
+    if name == "auto":
         found = default_partitioner(graph.num_edges, memory_bytes())
         name = "metis" if isinstance(found, MetisPartitioner) else "streaming"
     if name == "metis":
@@ -33,12 +33,13 @@ def partitioner_of(name: str | None, options: argparse.Namespace, graph: Graph) 
 
 def partition_of(options: argparse.Namespace, graph: Graph, num_parts: int) -> Partition:
     """The partition that is asked for; ``--balance`` for a partitioner that cannot follow it is refused."""
-    if options.balance != "nodes" and options.partitioner not in (None, "auto", "metis"):
+    partitioner = partitioner_of(options.partitioner, options, graph)
+    if options.balance != "nodes" and not isinstance(partitioner, MetisPartitioner):
         raise ValueError(
-            f"--balance {options.balance} is for --partitioner metis, and {options.partitioner} evens out nodes: leave "
-            "one of the two out."
+            f"--balance {options.balance} is for METIS, and {type(partitioner).__name__} evens out nodes: leave it "
+            "out, or cut with --partitioner metis."
         )
-    return cached_partition(graph, partitioner_of(options.partitioner, options, graph), num_parts, options.seed)
+    return cached_partition(graph, partitioner, num_parts, options.seed)
 
 
 def sizes_of(partition: Partition) -> str:

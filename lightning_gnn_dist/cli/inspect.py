@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
         held = extension("split of edges").open(options.graph).edges.items()
         counts = ", ".join(f"{edges.shape[1]:,} {name}" for name, edges in held)
         print(f"The edges are those to train on; held back beside them: {counts}")
-    for name in (options.partitioner or [None]) if options.parts else ():
+    for name in options.partitioner if options.parts else ():
         _inspect(graph, partitioner_of(name, options, graph), options)
 
 

@@ -156,14 +156,14 @@ def _add_inspect(commands: Commands) -> None:
         "--check", action="store_true", help="only read every array, and compare it with the checksum it was saved with"
     )
     inspect.add_argument("--parts", type=positive, metavar="P", help="cut it into so many parts")
-    inspect.add_argument("--partitioner", nargs="+", choices=PARTITIONERS, help=HOW)
+    inspect.add_argument("--partitioner", nargs="+", choices=PARTITIONERS, default=["auto"], help=HOW)
     _add_partitioner_settings(inspect)
     inspect.set_defaults(does=f"{_HERE}.inspect:run")
 
 
 def add_partitioner(command: argparse.ArgumentParser) -> None:
     """Add which partitioner cuts a graph, and its settings."""
-    command.add_argument("--partitioner", choices=PARTITIONERS, help=HOW)
+    command.add_argument("--partitioner", choices=PARTITIONERS, default="auto", help=HOW)
     _add_partitioner_settings(command)
 
 

@@ -3,7 +3,7 @@
 import importlib.util
 import re
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import lightning_gnn_dist as lgd
-from lightning_gnn_dist.cli.cutting import partitioner_of
+from lightning_gnn_dist.cli.cutting import partition_of, partitioner_of
 from lightning_gnn_dist.cli.options import add_partitioner
 from lightning_gnn_dist.graph.graph import bytes_of_part
 from lightning_gnn_dist.partition import default, metis
@@ -90,17 +90,26 @@ def test_who_asks_for_metis_is_told_the_way_out(make: Callable[[], object], inst
         make()
 
 
-def on_the_command_line(*words: str) -> object:
+SMALL = lgd.communities(60, 2, num_features=4)
+
+
+def options_of(*words: str) -> Namespace:
     command = ArgumentParser()
     add_partitioner(command)
-    options = command.parse_args(words)
-    return partitioner_of(options.partitioner, options, lgd.communities(60, 2, num_features=4))
+    return command.parse_args(words)
+
+
+def on_the_command_line(*words: str) -> object:
+    options = options_of(*words)
+    return partitioner_of(options.partitioner, options, SMALL)
 
 
 def test_commands_cut_by_the_default_too(monkeypatch: pytest.MonkeyPatch) -> None:
     assert on_the_command_line("--balance=train") == lgd.MetisPartitioner(balance="train")
     monkeypatch.setattr(metis, "pymetis", None)
     assert on_the_command_line() == lgd.StreamingPartitioner()
+    with pytest.raises(ValueError, match=r"train is for METIS, and StreamingPartitioner evens out nodes"):
+        partition_of(options_of("--balance=train"), SMALL, 2)
     with pytest.raises(ValueError, match="needs METIS"):
         on_the_command_line("--partitioner=metis")
     streamed = lgd.SuperNodePartitioner(20, lgd.StreamingPartitioner())

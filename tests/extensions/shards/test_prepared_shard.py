@@ -227,5 +227,5 @@ def test_what_cannot_be_divided_is_said(tmp_path: Path) -> None:
         main(["divide", str(tmp_path), str(tmp_path / "shares"), "--parts", "2"])
     communities(200).save(tmp_path / "graph")
     unheard = ["--partitioner", "random", "--balance", "train"]
-    with pytest.raises(SystemExit, match="for --partitioner metis, and random evens out nodes"):
+    with pytest.raises(SystemExit, match="for METIS, and RandomPartitioner evens out nodes"):
         main(["divide", str(tmp_path / "graph"), str(tmp_path / "shares"), "--parts", "2", *unheard])
