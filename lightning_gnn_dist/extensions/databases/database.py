@@ -46,7 +46,7 @@ def plan_of_database(folder: Path, drop: Drop) -> Plan:
         nodes[task.name] = NodeFiles(task.path, float_labels=task.task_type == "regression")
         all_tables.append(task)
         if task.receiver is not None:
-            edges_of = {(task.name, ANSWER, task.receiver): (QUESTION, task.targets[0])}
+            edges_of = {(task.name, ANSWER, task.receiver): (QUESTION, task.target)}
             all_tables.append(AnswerSpec(path=task.path, edges=edges_of, task=task))
     edges: dict[EdgeType, EdgeFiles] = {each: EdgeFiles() for table in all_tables for each in table.all_edges}
     if not edges:

@@ -31,7 +31,6 @@ AUTOCOMPLETE = "autocomplete"  # the kind of a task whose answers are a column, 
 TASK_TYPES = (
     "binary_classification",
     "multiclass_classification",
-    "multilabel_classification",
     "regression",
     RECOMMENDATION,
 )
@@ -48,7 +47,7 @@ class TaskSpec(TablePlan):
         task_type: One of ``TASK_TYPES``.
         entity_table: The table whose rows are asked about.
         entity_col: The column of their keys.
-        targets: The column of the answer, or several.
+        target: The column of the answer.
         hidden: Table and column of what must not be seen.
         receiver: The table whose rows are recommended, if the task recommends.
         k: How many of them are judged.
@@ -59,7 +58,7 @@ class TaskSpec(TablePlan):
     task_type: str
     entity_table: str
     entity_col: str
-    targets: tuple[str, ...]
+    target: str
     hidden: tuple[tuple[str, str], ...]
     receiver: str | None = None
     k: int = 10
@@ -292,14 +291,13 @@ def _task(file: Path, tables: Mapping[str, TablePlan]) -> TaskSpec:
     words = _OF_PAIRS if recommends else {word: word for word in _OF_PAIRS}
     of_entity, of_column, of_target = words.values()
     entity = said.one_of(of_entity, said.get(of_entity), of_nodes)
-    column, time, targets = said.get(of_column), said.get("time_col"), said.get(of_target)
+    column, time, target = said.get(of_column), said.get("time_col"), said.get(of_target)
     if kind == AUTOCOMPLETE:
         column, time = column or tables[entity].key, time or tables[entity].time_col
-    targets = tuple(targets) if isinstance(targets, list) else (targets,)
-    if not isinstance(column, str) or not targets or not isinstance(targets[0], str):
+    if not isinstance(column, str) or not isinstance(target, str):
         missing = of_target if isinstance(column, str) else of_column
         raise ValueError(f"{file} names no {missing}: the column of the task's tables that holds it.")
-    hidden = _hidden(said, [[entity, target] for target in targets if kind == AUTOCOMPLETE], tables)
+    hidden = _hidden(said, [[entity, target]] if kind == AUTOCOMPLETE else [], tables)
     files = _files(file.parent, file)
     for path in files.values():
         said.check_columns([(column, of_column), (time, "time_col")], path)
@@ -310,8 +308,8 @@ def _task(file: Path, tables: Mapping[str, TablePlan]) -> TaskSpec:
     receiver, k = None, TaskSpec.k
     if recommends:
         receiver, k = said.one_of("dst_entity_table", said.get("dst_entity_table"), of_nodes), said.get("eval_k", k)
-    if not is_integer(k) or k < 1 or (recommends and len(targets) > 1):
-        raise ValueError(f"{file}: eval_k must be a number of rows to recommend, of one column, got {shown(k)}.")
+    if not is_integer(k) or k < 1:
+        raise ValueError(f"{file}: eval_k must be a number of rows to recommend, got {shown(k)}.")
     return TaskSpec(
         path=next(iter(files.values())),
         kind=name,
@@ -321,7 +319,7 @@ def _task(file: Path, tables: Mapping[str, TablePlan]) -> TaskSpec:
         task_type=task_type,
         entity_table=entity,
         entity_col=column,
-        targets=targets,
+        target=target,
         time_col=time,
         hidden=hidden,
         receiver=receiver,

@@ -108,7 +108,7 @@ BAD: list[tuple[dict[str, str | None], str]] = [
         "val.csv has no rows: leave the table out, or fill it",
     ),
     ({L: "who,at,stays,split\na3,2024-02-01,1,learn\n"}, "'split' holds 'learn' in row 1"),
-    (changed(T, "binary_", "multilabel_"), "must be lists of 0 and 1"),
+    (changed(T, "binary_", "multilabel_"), "task_type must be one of"),
     ({"tasks/order/manifest.yaml": TASK, "tasks/order/labels.csv": FILES[L]}, "'order' is a table and a task"),
 ]
 

@@ -199,13 +199,6 @@ def test_dates_in_parquet_are_no_keys(tmp_path: Path) -> None:
     assert "'of' holds '2022-01-08 00:00:00' in row 1" in str(refusal.value)
 
 
-def test_answers_of_several_labels(tmp_path: Path) -> None:
-    task = TASK.replace("binary", "multilabel").replace("target_col: stays", "target_col: [stays, pays]")
-    labels = LABELS.format("stays,pays", "1,1", "0,1", "1,0", "0,0", "1,1")
-    graph = prepared(tmp_path, FILES | {"tasks/stays/manifest.yaml": task, "tasks/stays/labels.csv": labels})
-    assert graph.types.node_arrays["stays"]["y"].tolist() == [[1, 1], [0, 1], [1, 0], [0, 0], [1, 1]]
-
-
 BUYS = """\
 task_type: recommendation
 src_entity_table: customer
@@ -256,7 +249,7 @@ def test_answers_of_a_task_that_recommends_are_edges(tmp_path: Path) -> None:
         ("dst_entity_table: order", "dst_entity_table: orders", "dst_entity_table must be one of .*, got 'orders'"),
         ("src_entity_col: who\n", "", "names no src_entity_col"),
         ("time_col: at\n", "", "has no time_col"),
-        ("eval_k: 3", "eval_k: 0", "eval_k must be a number of rows to recommend, of one column, got 0"),
+        ("eval_k: 3", "eval_k: 0", "eval_k must be a number of rows to recommend, got 0"),
         ("eval_k: 3", "eval_ks: 3", "says eval_ks, which nobody knows: did you mean eval_k"),
         ("b7,2024-03-02", "b7,2024-02-01", "is trained at 2024-02-01 00:00:00, not before its first"),
         ("13 16", "13 99", "'what' holds '99' in row 1, which no row of .*order.csv has as its number"),
