@@ -23,7 +23,7 @@ from lightning_gnn_dist.prepare.plan import BothEnds, TablePlan
 from lightning_gnn_dist.prepare.reading import columns_of, is_table, name_of
 
 RELBENCH, PLAIN = "manifest.yaml", "database.yaml"
-OF_DATABASE = {"val_timestamp", "test_timestamp", "tables", "text", "name", "description", "manifest_version", "notes"}
+OF_DATABASE = {"val_timestamp", "test_timestamp", "tables", "name", "description", "manifest_version", "notes"}
 OF_TABLE = {"pkey", "time_col", "fkeys", "columns"}
 KINDS = ("number", "category", "time", "text", "ignore")
 RECOMMENDATION = "recommendation"
@@ -139,7 +139,6 @@ class Manifest:
         tasks: The tasks, by name.
         val_time: Questions from here on validate, if that is told; rows from here on are in no statistics.
         test_time: Questions from here on test.
-        text: Module and function that turns texts into rows of numbers, if one is named.
         notes: What whoever made the folder has left out.
     """
 
@@ -148,7 +147,6 @@ class Manifest:
     tasks: Mapping[str, TaskSpec]
     val_time: int | None
     test_time: int | None
-    text: str | None
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -182,7 +180,7 @@ class Manifest:
         val_time, test_time = said.moment("val_timestamp"), said.moment("test_timestamp")
         if val_time is not None and test_time is not None and test_time <= val_time:
             raise ValueError(f"{path}: test_timestamp must be later than val_timestamp.")
-        return cls(path, tables, tasks, val_time, test_time, said.get("text"), tuple(said.get("notes", ())))
+        return cls(path, tables, tasks, val_time, test_time, tuple(said.get("notes", ())))
 
     @property
     def lines(self) -> tuple[str, ...]:

@@ -305,14 +305,6 @@ def test_kinds_are_told_or_found(tmp_path: Path) -> None:
     )
 
 
-def test_texts_by_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    by_length = "def lengths(texts):\n    return [[len(text), 1] for text in texts]\n"
-    (tmp_path / "lengths_of_texts.py").write_text(by_length)
-    monkeypatch.syspath_prepend(tmp_path)
-    graph = prepared(tmp_path, FILES | {"database.yaml": MANIFEST + "text: lengths_of_texts:lengths\n"})
-    assert column(graph, "order", "note").tolist() == [[4, 1, 0], [0, 0, 1], [9, 1, 0], [4, 1, 0], [5, 1, 0], [5, 1, 0]]
-
-
 def test_a_row_without_a_time_is_never_seen(tmp_path: Path) -> None:
     order = FILES["order.csv"].replace("2024-01-20 10:00:00", "")
     graph = prepared(tmp_path, FILES | {"order.csv": order})
