@@ -15,7 +15,6 @@ EXTENSIONS = {  # what a user asks for by something else than its class, such as
     "task of a database": "lightning_gnn_dist.extensions.databases.tasks:sampler_of_task",
     "folder of a database": "lightning_gnn_dist.extensions.databases.database:plan_of_database",
     "connection of a database": "lightning_gnn_dist.extensions.databases.connection:",
-    "explained errors": "lightning_gnn_dist.extensions.explaining.models:explain",
     "another graph": "lightning_gnn_dist.extensions.inductive.inductive:AnotherGraph",
     "serve": "lightning_gnn_dist.extensions.serving.command:ServingTrainer",
     "shares.json": "lightning_gnn_dist.extensions.shards.opening:Shards",  # what opens a folder with such a file

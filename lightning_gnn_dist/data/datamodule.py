@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -312,10 +311,8 @@ class GraphDataModule(ForgetsRun, LightningDataModule):
         self.rest()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Explain the error and end what runs in the background: after an exception Lightning tears nothing down."""
+        """End what runs in the background: after an exception Lightning tears nothing down."""
         self._home.abort()  # first, as a thread may wait for a rank that will never answer
-        with suppress(ImportError):  # of a copy without it
-            extension("explained errors")(exception, self._home.rows)
         self.teardown("fit")
 
     def __getstate__(self) -> dict[str, Any]:

@@ -128,11 +128,6 @@ class GraphAccess(ForgetsRun, ABC):
         """A hash of the graph, by which a strategy sees whether all ranks have the same one."""
 
     @property
-    def rows(self) -> Graph | None:
-        """What of its rows this process has; None before it has any."""
-        return self.whole
-
-    @property
     def digests(self) -> dict[str, Any]:
         """Digests of what else ranks must have alike: the graph's arrays, and which rank holds what."""
         return {}

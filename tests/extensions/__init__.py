@@ -6,7 +6,7 @@ from types import ModuleType
 
 HERE = Path(__file__).parent
 ALL = (
-    *("asking", "databases", "elastic", "exchange", "explaining", "history", "inductive", "larger_than_memory"),
+    *("asking", "databases", "elastic", "exchange", "history", "inductive", "larger_than_memory"),
     *("links", "notebooks", "passes", "ready_made", "rounded", "serving", "shards", "subgraphs", "tables"),
     "temporal",
 )

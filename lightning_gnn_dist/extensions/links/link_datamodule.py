@@ -174,7 +174,7 @@ class LinkDataModule(GraphDataModule):
         return found
 
     def on_exception(self, exception: BaseException) -> None:
-        """Explain the error, say that batches of a prediction hold no pairs; end what runs in the background."""
+        """Say that batches of a prediction hold no pairs, and end what runs in the background."""
         if isinstance(exception, AttributeError) and ENDS in str(exception):
             exception.args = (
                 f"A prediction is of nodes, and its batches have no {ENDS}: define a predict_step that returns rows, "

@@ -244,10 +244,6 @@ class ShardHome(GraphAccess):
             self.graph().abort()
 
     @property
-    def rows(self) -> Graph | None:
-        return self.graph().shard.rows if "_connected" in vars(self) else None
-
-    @property
     def figures(self) -> dict[str, float]:
         """Numbers to log: the rows of other shards, and those in the cache."""
         return self.graph().figures if "_connected" in vars(self) else {}

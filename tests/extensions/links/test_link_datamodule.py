@@ -423,3 +423,13 @@ def test_slices_of_links_give_the_gradient_of_the_whole_batch() -> None:
     for sliced, whole, (counted, targets, ends) in run_ranks(link_gradients, 2):
         assert counted == targets in (3 * 25, 3 * 26) and ends != targets
         assert max(float((left - right).abs().max()) for left, right in zip(sliced, whole, strict=True)) < 1e-14
+
+
+def test_a_prediction_that_reads_pairs_is_told_that_there_are_none() -> None:
+    class Ranks(pl.LightningModule):
+        def forward(self, batch: Any) -> Any:
+            return batch.x[batch.edge_label_index[0]]
+
+    data = lgd.LinkDataModule(lgd.split_edges(lgd.communities(60, 2, num_features=8)))
+    with pytest.raises(AttributeError, match=r"A prediction is of nodes, and its batches have no edge_label_index"):
+        trainer(1).predict(Ranks(), data)
