@@ -284,13 +284,13 @@ def check_plain(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} {way_out}.")
 
 
-def check_ids(name: str, value: Any, what: str = "node ids") -> None:
+def check_ids(name: str, value: Any) -> None:
     """Refuse a value that is no vector of integers; a mask is none."""
-    check_tensor(name, value, what)
+    check_tensor(name, value, "node ids")
     check_plain(name, value)
     if value.dim() != 1 or not holds_integers(value):
         raise ValueError(
-            f"{name} must be a vector of {what}, got {shown(value)}. Turn a mask into ids with mask.nonzero().view(-1)."
+            f"{name} must be a vector of node ids, got {shown(value)}. Turn a mask into ids by mask.nonzero().view(-1)."
         )
 
 

@@ -46,7 +46,7 @@ KNOWS_NO_BATCH = "engine"  # neither PyG nor Lightning
 MAX_FUNCTION_LINES = 60
 BESIDE_THE_CORE = {"extensions", "prepare"}  # what the strategies and the data module do without
 # What may only fall: modules, lines of code and modules beside the core that these import, themselves among them.
-MAX_CLOSURES = {("strategies",): (31, 4_311, 0), ("strategies", "data/datamodule.py"): (77, 11_543, 0)}
+MAX_CLOSURES = {("strategies",): (31, 4_311, 0), ("strategies", "data/datamodule.py"): (77, 11_534, 0)}
 MAX_ARGUMENTS = 12  # of a constructor
 
 Rule = Callable[[Path], Iterator[str]]
@@ -361,7 +361,7 @@ BAD_TREES: list[tuple[Rule, str, dict[str, str]]] = [
     (
         names_come_from_the_facade_where_it_has_them,
         f"test_graph.py: Graph imported from {HERE}.graph.graph",
-        {"test_graph.py": f"def f():\n    from {HERE}.graph.graph import Graph, checked_graph"},
+        {"test_graph.py": f"def f():\n    from {HERE}.graph.graph import Graph, typed_graph"},
     ),
     *[(no_test_of_the_core_names_an_extension, f"test_graph.py names {HERE}.LinkSplit: ", OF_LINKS)] * (not MISSING),
     (

@@ -295,18 +295,6 @@ class Graph:
         return _built, (self.indptr, self.indices, self.types, self.__dict__.get("node_arrays"))
 
 
-def checked_graph(
-    indptr: Tensor,
-    indices: Tensor,
-    node_arrays: Mapping[str, Tensor],
-    edge_arrays: Mapping[str, Tensor],
-    *,
-    num_senders: int | None = None,
-) -> Graph:
-    """Build a graph without types without :meth:`Graph.check_edges`, from edges that were checked before."""
-    return typed_graph(indptr, indices, GraphTypes.of_one(indptr, indices, node_arrays, edge_arrays, num_senders))
-
-
 def typed_graph(
     indptr: Tensor,
     indices: Tensor,

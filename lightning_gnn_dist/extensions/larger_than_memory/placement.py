@@ -33,7 +33,7 @@ from lightning_gnn_dist.batches.source import Finish, GraphSource, stream_to
 from lightning_gnn_dist.engine.sample import Sample
 from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import KINDS, drawn_there, draws_anywhere
 from lightning_gnn_dist.extensions.larger_than_memory.rows_on_device import Crossing, HeldRows, RowsOnDevice
-from lightning_gnn_dist.graph.graph import Graph, checked_graph
+from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.memo import memory_of, of_all_graphs
 from lightning_gnn_dist.graph.rows import bytes_per_row, senders_by_row
 from lightning_gnn_dist.graph.storage.mapped import WINDOW_BYTES, Map, MappedRows, all_maps
@@ -338,7 +338,8 @@ def _moved(graph: Graph, device: torch.device, rows: HeldRows, *, with_rows: boo
     nodes = {name: _brought(array, device, maps) for name, array in narrow.items()} | (rows.held if with_rows else {})
     edges = {name: _brought(array, device, maps) for name, array in graph.edge_arrays.items()}
     in_order = {name: nodes[name] for name in graph.node_arrays if name in nodes}
-    return checked_graph(indptr, indices, in_order, edges)  # a copy is never asked for its fingerprint
+    # A copy is never asked for its fingerprint.
+    return typed_graph(indptr, indices, GraphTypes.of_one(indptr, indices, in_order, edges))
 
 
 def _brought(array: Tensor, device: torch.device, maps: list[Map], ids: Tensor | None = None) -> Tensor:

@@ -17,7 +17,8 @@ from lightning_gnn_dist.extensions.larger_than_memory.device_sampler import Devi
 from lightning_gnn_dist.extensions.larger_than_memory.device_stream import DeviceStream
 from lightning_gnn_dist.extensions.links.link_sampler import HeldLinks, LinkSampler, OwnLinks
 from lightning_gnn_dist.extensions.links.negatives import Candidates
-from lightning_gnn_dist.graph.graph import checked_graph
+from lightning_gnn_dist.graph.graph import typed_graph
+from lightning_gnn_dist.graph.typed.types import GraphTypes
 from lightning_gnn_dist.sampling.base import Sampler
 from tests.loaders import over
 from tests.samplers import graph_for_all
@@ -76,7 +77,8 @@ def on(device: str, graph: Graph) -> Graph:
     """A copy on a device, as the package makes its own: a user's graph lies in RAM."""
     nodes = {name: array.to(device) for name, array in graph.node_arrays.items()}
     edges = {name: array.to(device) for name, array in graph.edge_arrays.items()}
-    return checked_graph(graph.indptr.to(device), graph.indices.to(device), nodes, edges)
+    rows = graph.indptr.to(device), graph.indices.to(device)
+    return typed_graph(*rows, GraphTypes.of_one(*rows, nodes, edges))
 
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
