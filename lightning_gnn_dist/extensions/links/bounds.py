@@ -33,7 +33,7 @@ class LinkBounds:
         held: For ``"val"``, ``"test"`` or both, how many held edges the shards before each one have, and at the end
             all, int64.
         time: The name of the array of their times, if they are split by it.
-        until: Then the time of the first held edge, as an integer that compares as times do.
+        until: Then the time of the first held edge.
     """
 
     undirected: bool

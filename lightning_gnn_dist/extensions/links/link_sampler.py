@@ -22,7 +22,7 @@ from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample
 from lightning_gnn_dist.extensions.asking.turns import Steps, answered, at_once
 from lightning_gnn_dist.extensions.links.negatives import Candidates, Moments, draw_receivers
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, sample_at
-from lightning_gnn_dist.extensions.temporal.times import as_integers, time_order
+from lightning_gnn_dist.extensions.temporal.times import time_order
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.sampling.base import Sampler
 
@@ -136,8 +136,7 @@ class FalseEnds(NamedTuple):
         draws: Draws for each edge.
         candidates: The nodes to draw from.
         edge_type: Of a typed graph, the number of the edge type whose edges to avoid.
-        times: If edges of other times are not avoided, the name of the times, and that of each edge, as an integer that
-            compares as times do.
+        times: If edges of other times are not avoided, the name of the times, and that of each edge.
     """
 
     ends: Sequence[Tensor]
@@ -272,7 +271,7 @@ class OwnLinks:
         carried = [rows_at(self.carried, places_of(home.rows, number, at)) if self.carried else {} for at in places]
         times = None
         if self.time is not None:
-            times = self.time, [as_integers(rows[name_of_targets(self.time)]) for rows in carried]
+            times = self.time, [rows[name_of_targets(self.time)].long() for rows in carried]
         wanted = FalseEnds(edges, seeds, keys, self.num_negatives, self.candidates, number, times)
         false = yield from home.false_ends(wanted)
         return [Targets.of(*of) for of in zip(edges, false, carried, strict=True)]
@@ -392,13 +391,13 @@ def _without_now(
     times = torch.empty_like(ids)
     for number in kinds:
         of_kind = yield from home.times_of_edges(number, time, ids[of_edges == number])
-        times[of_edges == number] = as_integers(of_kind)
+        times[of_edges == number] = of_kind
     left = []
     for (sample, at), when in zip(some, times.split(list(map(len, places))), strict=True):
         row = torch.searchsorted(sample.indptr, at.to(sample.indptr.dtype), right=True) - 1
         now = sample.extra[SEED_TIME][sample.extra["batch"][row]]
         dropped = torch.zeros(sample.indices.numel(), dtype=torch.bool)
-        dropped[at] = when == as_integers(now)
+        dropped[at] = when == now
         left.append(without(sample, dropped))
     return left
 

@@ -43,7 +43,7 @@ from lightning_gnn_dist.extensions.links.edges import (
 from lightning_gnn_dist.extensions.links.link_sampler import edges_at
 from lightning_gnn_dist.extensions.links.negatives import Candidates, Moments, draw_receivers, has_edges
 from lightning_gnn_dist.extensions.temporal.time_split import is_labelled, parted_by_time
-from lightning_gnn_dist.extensions.temporal.times import as_integers, time_order, times_of_receivers
+from lightning_gnn_dist.extensions.temporal.times import time_order, times_of_receivers
 from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.storage import store
@@ -182,7 +182,7 @@ class LinkSplit:
         """What is said of the edges of shards, given how many held ones the shards before each one have."""
         until = None
         if self.time is not None:
-            until = min((int(as_integers(of[self.time]).min()) for of in self.held_arrays.values()), default=None)
+            until = min((int(of[self.time].min()) for of in self.held_arrays.values()), default=None)
         return LinkBounds(self.undirected is True, *self._kinds, self.labels, held, self.time, until)
 
     @property
@@ -539,7 +539,7 @@ class Splitting:
 
     def _last(self, shares: Shares, time: str) -> tuple[Graph, Places, Places]:
         """Choose the last events of those that are asked for, as :meth:`_at_random` does; all stay in the graph."""
-        when, count = as_integers(self._edges.arrays[time]), int(self._asked.sum())
+        when, count = self._edges.arrays[time], int(self._asked.sum())
         found = parted_by_time(when, self._asked, shares["val"], shares["test"])
         is_left = bool(found.pop("train").any())
         for name, share in shares.items():
@@ -559,7 +559,7 @@ class Splitting:
         since, times, at = None, None, None
         if name is not None:
             since, times = times_of_receivers(graph, name, self._edges.kind[2]), self._edges.arrays[name][rows]
-            at = Moments(time_order(graph, name), as_integers(times))
+            at = Moments(time_order(graph, name), times.long())
         candidates = Candidates.of(ends.receivers, since, ends.receivers.start)
         word = key(self._seed, 0, 0, FALSE_ENDS)
         drawn, without = draw_receivers(graph, edges, ids, count, word, candidates, ends.kinds[0], at)

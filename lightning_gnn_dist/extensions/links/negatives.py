@@ -15,7 +15,7 @@ from lightning_gnn_dist.engine.compiling import compiled, inlined
 from lightning_gnn_dist.engine.kernels import ONE_TYPE, Array
 from lightning_gnn_dist.engine.rng import below, draw
 from lightning_gnn_dist.engine.sample import edge_types_of
-from lightning_gnn_dist.extensions.temporal.times import TimeOrder, as_integers
+from lightning_gnn_dist.extensions.temporal.times import TimeOrder
 from lightning_gnn_dist.graph.graph import Graph
 
 RANDOM_TRIES = 16  # after these, nodes are tried one after the other
@@ -26,7 +26,7 @@ class Candidates(NamedTuple):
 
     Attributes:
         nodes: Their ids, those that came first to begin with.
-        since: Since when each is there, as an integer that compares as its time does, if that is known.
+        since: Since when each is there, if that is known.
     """
 
     nodes: range | Tensor
@@ -38,7 +38,7 @@ class Candidates(NamedTuple):
         if times is None:
             return cls(nodes)
         ids = torch.arange(nodes.start, nodes.stop) if isinstance(nodes, range) else nodes
-        since, order = as_integers(times[ids - first]).sort(stable=True)
+        since, order = times[ids - first].long().sort(stable=True)
         return cls(ids[order], since)
 
     def ids(self, places: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class Moments(NamedTuple):
 
     Attributes:
         order: The edges of the graph by time.
-        times: When each pair of nodes is looked at, as an integer that compares as its time does.
+        times: When each pair of nodes is looked at.
     """
 
     order: TimeOrder

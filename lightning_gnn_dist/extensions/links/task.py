@@ -45,7 +45,7 @@ from lightning_gnn_dist.extensions.links.negatives import Candidates
 from lightning_gnn_dist.extensions.links.ranking import NONE
 from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, check_event_samplers, sample_at
 from lightning_gnn_dist.extensions.temporal.time_split import is_labelled
-from lightning_gnn_dist.extensions.temporal.times import as_integers, times_of_receivers
+from lightning_gnn_dist.extensions.temporal.times import times_of_receivers
 from lightning_gnn_dist.graph.graph import Graph, with_arrays_of_types
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, ASKED, TIME, TableTask
@@ -220,7 +220,7 @@ class EdgeTask(Task):
         if labels is not None:
             is_asked = is_labelled(arrays[labels][rows])
             found, rows = found[is_asked], rows[is_asked]
-        return found if time is None or until is None else found[as_integers(arrays[time][rows]) < until]
+        return found if time is None or until is None else found[arrays[time][rows].long() < until]
 
     def judged(self, name: str) -> Judged:
         check_held_back(name, self.links.held, self._way_to_hold.format(name=name))

@@ -57,7 +57,7 @@ from lightning_gnn_dist.extensions.shards.questions import (
     whole_rows,
 )
 from lightning_gnn_dist.extensions.temporal.row_draws import Drawn, GrowingBatch
-from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler, check_comparable
+from lightning_gnn_dist.extensions.temporal.temporal_sampler import TemporalSampler
 from lightning_gnn_dist.extensions.temporal.times import TimeOrder, TimeSource, node_times, ordered, sources_of
 from lightning_gnn_dist.graph.rows import bytes_per_row, starts_of, take_rows
 from lightning_gnn_dist.graph.typed.types import TypeNames
@@ -203,9 +203,7 @@ class ShardedGraph(Tables[TypedBounds]):
                 f"The seeds of a batch by time must be nodes of type {kind!r}, which the shards learn from."
             )
         node_times(self.rows, name, kind)  # refuses an array that is not there
-        times = yield from self.array_of(NODES, self.types.node_types.index(kind), name, ids - of_type.start)
-        check_comparable(sampler, self.rows, times)
-        return times
+        return (yield from self.array_of(NODES, self.types.node_types.index(kind), name, ids - of_type.start))
 
     def _layer_wise(
         self, sampler: LadiesSampler, seeds: Sequence[Tensor], keys: Sequence[BatchKey]

@@ -23,7 +23,6 @@ from lightning_gnn_dist.engine.rng import typed_keys
 from lightning_gnn_dist.engine.sample import SEED_TIME, BatchKey, Sample, edge_types_of, refuse_repeated, sample_hops
 from lightning_gnn_dist.extensions.temporal.times import (
     Span,
-    as_integers,
     node_times,
     sources_of,
     span_of,
@@ -52,8 +51,7 @@ class TemporalSampler:
     in a batch several times: ``batch.batch`` says for each node which seed's tree it is in, ``batch.seed_time`` has the
     time of each seed. What a tree draws depends on the batch's key, the seed and its time alone.
 
-    Times are numbers of any unit, all integers or all floating point numbers. Edges of a type without times, whose
-    senders have none either, are always seen.
+    Times are integers of any unit. Edges of a type without times, whose senders have none either, are always seen.
 
     Args:
         num_neighbors: Neighbours to draw per node, as :class:`NeighborSampler` takes them; -1 takes all that are seen.
@@ -113,7 +111,7 @@ class TemporalSampler:
         """Refuse times of which no seed of any shard is later than any event. Collective."""
         times, of_types = node_times(rows, self.sight[1], rows.types.seed_type()), spans_by_type(rows, self.time)
         row = [(*(span or (0, 0)), span is not None) for span in (span_of(times), *of_types.values())]
-        of_ranks = all_gather_rows(torch.tensor(row, dtype=torch.float64 if times.is_floating_point() else torch.int64))
+        of_ranks = all_gather_rows(torch.tensor(row))
         seeds, *events = (_span(ranks[ranks[:, 2] > 0]) for ranks in of_ranks.unbind(1))
         check_units(self, seeds, dict(zip(of_types, events, strict=True)), are_dates(rows))
 
@@ -147,26 +145,14 @@ def sample_at(sampler: TemporalSampler, graph: Graph, seeds: Tensor, times: Tens
 
 
 def seen_by(sampler: TemporalSampler, times: Tensor) -> Tensor:
-    """Up to which time seeds of these times see events, as integers."""
-    return as_integers(times) - (0 if sampler.equal else 1)
+    """Up to which time seeds of these times see events."""
+    return times.long() - (0 if sampler.equal else 1)
 
 
 def checked_times(sampler: TemporalSampler, graph: Graph, seeds: Tensor) -> Tensor:
-    """The time of each seed; times that do not compare exactly with those of events are refused."""
-    sources_of(graph, sampler.time)  # refuses what is no time, first
-    times = times_of_seeds(graph, sampler.sight[1], seeds)
-    check_comparable(sampler, graph, times)
-    return times
-
-
-def check_comparable(sampler: TemporalSampler, graph: Graph, times: Tensor) -> None:
-    """Refuse times of seeds that do not compare exactly with those of events."""
-    of_events = next(source.times.dtype for source in sources_of(graph, sampler.time) if source is not None)
-    if of_events.is_floating_point != times.dtype.is_floating_point:
-        raise ValueError(
-            f"Events have times of {of_events} ({sampler.time!r}) and seeds of {times.dtype} ({sampler.sight[1]!r}), "
-            "which do not compare exactly: store both as integers, or both as floating point numbers."
-        )
+    """The time of each seed; what is no time, of seeds or events, is refused."""
+    sources_of(graph, sampler.time)
+    return times_of_seeds(graph, sampler.sight[1], seeds)
 
 
 def check_event_samplers(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_gnn_dist.checks import check_instance, check_word, is_number, shown
-from lightning_gnn_dist.extensions.temporal.times import as_integers, node_times
+from lightning_gnn_dist.extensions.temporal.times import node_times
 from lightning_gnn_dist.graph.graph import Graph, typed_graph
 from lightning_gnn_dist.graph.typed.types import GraphTypes
 
@@ -62,8 +62,7 @@ def _labelled_type(types: GraphTypes, time: str) -> str:
     return found[0]
 
 
-def _masks(arrays: Mapping[str, Tensor], times: Tensor, val: float, test: float) -> dict[str, Tensor]:
-    when = as_integers(times)
+def _masks(arrays: Mapping[str, Tensor], when: Tensor, val: float, test: float) -> dict[str, Tensor]:
     y = arrays.get("y")
     has_label = torch.ones_like(when, dtype=torch.bool) if y is None else is_labelled(y)
     parts = parted_by_time(when, has_label, val, test)

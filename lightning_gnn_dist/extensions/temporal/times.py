@@ -1,7 +1,6 @@
-"""Times of edges and seeds: found by name, checked, made integers of 64 bits, and each row's edges in their order.
+"""Times of edges and seeds: found by name, checked, and each row's edges in their order.
 
-Kernels compare integers, whatever the times are: integers stay as they are, and of a floating point number these are
-the bits, with those of negative numbers turned round. The order of a graph's edges is made once, and kept beside it.
+The order of a graph's edges is made once, and kept beside it.
 """
 
 from __future__ import annotations
@@ -14,16 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_gnn_dist.checks import shown
+from lightning_gnn_dist.checks import holds_integers, shown
 from lightning_gnn_dist.engine.kernels import Array
-from lightning_gnn_dist.graph.convert import check_time, index_dtype, without_time
+from lightning_gnn_dist.graph.convert import index_dtype, without_time
 from lightning_gnn_dist.graph.graph import EDGES_AT_ONCE, Graph
 from lightning_gnn_dist.graph.memo import remembered
 from lightning_gnn_dist.graph.rows import row_slices
 from lightning_gnn_dist.graph.typed.types import folder_of, within
 
 BEFORE_ALL = -(2**63)  # before every time
-_TURNED = 2**63 - 1
 Span = tuple[float, float]  # the first time and the last
 
 
@@ -92,24 +90,22 @@ def _checked_sources(graph: Graph, name: str) -> list[TimeSource | None]:
                 found.append(TimeSource(of_senders, types.nodes_of(kind[0]).start))
             else:
                 found.append(None)
-    floating = {source.times.is_floating_point() for source in found if source is not None}
-    if not floating:
+    if all(source is None for source in found):
         names = {name for arrays in (*types.node_arrays.values(), *types.edge_arrays.values()) for name in arrays}
         raise ValueError(
             f"time names the array {shown(name)}, and neither edges nor nodes of the graph have it (they have: "
             f"{shown(sorted(names))}): set it in the data before Graph.from_pyg(data)."
         )
-    if len(floating) > 1:
-        raise ValueError(
-            f"{name} holds integers for some types and floating point numbers for others, which do not compare "
-            "exactly: store one kind, as in data[...].time = data[...].time.long()."
-        )
     return found
 
 
 def check_times(name: str, times: Tensor, row: str) -> None:
-    """Refuse times that are not one number for each ``row``, and those that stand for no time."""
-    check_time({name: times}, name, row)
+    """Refuse times that are not one integer for each ``row``, and those that stand for no time."""
+    if times.dim() != 1 or not holds_integers(times):
+        raise ValueError(
+            f"{name} must hold one integer for each {row}, such as seconds since 1970, got {shown(times)}: turn "
+            f"fractions into a smaller unit, (1000 * data.{name}).round().long()."
+        )
     if times.dtype == torch.int64 and bool((missing := times == BEFORE_ALL).any()):
         raise ValueError(
             f"{name} of {row} {int(missing.nonzero()[0])} is -2**63, which pandas writes where there is no time (NaT): "
@@ -143,14 +139,6 @@ def node_times(graph: Graph, name: str, kind: str, argument: str = "seed_time") 
         return arrays[name]
 
     return remembered(graph, ("times of nodes", name, kind), find, [arrays.get(name)])
-
-
-def as_integers(times: Tensor) -> Tensor:
-    """Integers of 64 bits, above ``BEFORE_ALL``, that compare as the times do."""
-    if not times.is_floating_point():
-        return times.to(torch.int64).contiguous()
-    bits = (times.to(torch.float64) + 0.0).view(torch.int64)  # -0.0 + 0.0 is 0.0
-    return torch.where(bits < 0, bits ^ _TURNED, bits)
 
 
 def times_of_receivers(graph: Graph, time: str, kind: str) -> Tensor | None:
@@ -188,7 +176,7 @@ def ordered(graph: Graph, sources: Sequence[TimeSource | None]) -> TimeOrder:
     for number, source in enumerate(sources):
         for first, piece in zip(count(0, EDGES_AT_ONCE), _pieces(graph, number), strict=False):
             if source is not None:
-                times[piece] = as_integers(source.of(first, graph.indices[piece]))
+                times[piece] = source.of(first, graph.indices[piece]).long()
     kinds = None if len(has_time) == 1 else graph.types.edge_type
     if all(bool(_follows(graph.indptr, kinds, times, rows)[1].all()) for rows in row_slices(graph.indptr)):
         return TimeOrder(times.numpy(), np.empty(0, np.int32), has_time)

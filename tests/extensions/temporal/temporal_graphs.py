@@ -9,14 +9,13 @@ from lightning_gnn_dist.engine.sample import BatchKey
 KEY = BatchKey(3, 1, 4)
 
 
-def plain(seed: int, times_of: str, dtype: torch.dtype = torch.int64, num_edges: int = 300) -> Graph:
+def plain(seed: int, times_of: str, num_edges: int = 300) -> Graph:
     """40 nodes with many equal times, some negative, and edges that stand there more than once."""
     generator = torch.Generator().manual_seed(seed)
     edge_index = torch.randint(40, (2, num_edges), generator=generator)
     data = Data(x=torch.randn(40, 3), edge_index=edge_index, time=torch.randint(-4, 8, (40,), generator=generator))
-    data.time = data.time.to(dtype)
     if times_of == "edges":
-        data.edge_time = torch.randint(-4, 8, (num_edges,), generator=generator).to(dtype)
+        data.edge_time = torch.randint(-4, 8, (num_edges,), generator=generator)
     return Graph.from_pyg(data, edge_ids=True)
 
 
@@ -40,7 +39,6 @@ def typed(seed: int, in_order: bool) -> Graph:
 
 GRAPHS = {
     "edges": lambda seed: (plain(seed, "edges"), "edge_time"),
-    "edges with floats": lambda seed: (plain(seed, "edges", torch.float32), "edge_time"),
     "nodes": lambda seed: (plain(seed, "nodes"), "time"),
     "types": lambda seed: (typed(seed, in_order=False), "time"),
     "types in order": lambda seed: (typed(seed, in_order=True), "time"),

@@ -59,7 +59,7 @@ def events_split(*, both_ways: bool = False, **options: Any) -> LinkSplit:
     generator = torch.Generator().manual_seed(6)
     ends, times = torch.randint(60, (2, 900), generator=generator), torch.randint(50, (900,), generator=generator)
     ends = torch.cat([ends, ends.flip(0)], 1) if both_ways else ends
-    x, times = torch.randn(60, 4, generator=generator), (times.float() / 4).repeat(1 + both_ways)
+    x, times = torch.randn(60, 4, generator=generator), times.repeat(1 + both_ways)
     data = Data(x=x, edge_index=ends, edge_time=times)
     data.edge_price = torch.rand(900, generator=generator).repeat(1 + both_ways)
     graph = Graph.from_pyg(data)
