@@ -1,4 +1,4 @@
-"""Checks configurations in YAML before they are built: no name twice, and the right sections."""
+"""Checks configurations in YAML before they are built: no name twice, and names at the top."""
 
 from __future__ import annotations
 
@@ -10,18 +10,14 @@ import yaml  # type: ignore[import-untyped]  # its stubs are another package
 from lightning_gnn_dist.checks import check_file, shown
 
 SUFFIXES = (".yaml", ".yml")
-SECTIONS = {
-    "model": "name its class, as in 'model: my_module.MyModel'",
-    "data": "give settings, or name a class, as in 'data: {batch_size: 256}'",
-    "trainer": "give settings, as in 'trainer: {max_epochs: 10}', or leave it out",
-}
 
 
 def check_files(arguments: Sequence[str]) -> None:
-    """Refuse configuration files on a command line that are damaged, name a setting twice or have other sections."""
+    """Refuse configuration files on a command line that are damaged, name a setting twice or hold no names."""
     for option, value in _values(arguments):
         if option in ("--config", "-c"):
-            _check_sections(Path(value), _root(check_file("--config", value)))
+            if not isinstance(_root(check_file("--config", value)), yaml.MappingNode):
+                raise ValueError(f"{value} must hold names with settings, such as 'trainer: {{max_epochs: 10}}'.")
         elif value.endswith(SUFFIXES) and Path(value).is_file():
             _root(Path(value))
 
@@ -64,20 +60,6 @@ def _check_keys(path: Path, root: yaml.Node | None) -> None:
                 raise ValueError(f"{_place(path, key)} names {shown(key.value)} for the second time: once is enough.")
             seen.add(key.value)
             nodes.append(value)
-
-
-def _check_sections(path: Path, root: yaml.Node | None) -> None:
-    if root is None or (isinstance(root, yaml.ScalarNode) and root.tag.endswith(":null")):
-        raise ValueError(f"{path} is empty: a configuration names model, data and trainer.")
-    if not isinstance(root, yaml.MappingNode):
-        raise ValueError(f"{path} must hold names with settings, such as 'trainer: {{max_epochs: 10}}', at its top.")
-    for key, value in root.value:
-        if not key.tag.endswith((":str", ":merge")):
-            raise ValueError(f"{_place(path, key)} has the key {key.value:.40}, and it is no name: write name: value.")
-        is_text = isinstance(value, yaml.ScalarNode) and value.tag.endswith(":str")
-        if key.value in SECTIONS and not (is_text or isinstance(value, yaml.MappingNode)):
-            got = value.value or "nothing" if isinstance(value, yaml.ScalarNode) else "a list"
-            raise ValueError(f"{_place(path, value)} has {got:.40} for {key.value}: {SECTIONS[key.value]}.")
 
 
 def _place(path: Path, item: yaml.Node) -> str:
