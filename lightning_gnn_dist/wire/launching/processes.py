@@ -79,26 +79,23 @@ def handling(handler: Callable[..., Any], *numbers: int) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
-def end_all(processes: Mapping[int, Any], seconds: float) -> bool:
-    """Wait ``seconds`` for ranks to end by themselves, kill the others, and say so. Return whether Ctrl-C came.
-
-    After it no more is waited for.
+def end_all(processes: Mapping[int, Any], seconds: float) -> None:
+    """Wait ``seconds`` for ranks to end by themselves, or until Ctrl-C, kill the others, and say so.
 
     Args:
         processes: Each rank's, a :class:`Command` or one of ``multiprocessing``.
         seconds: For all of them together.
     """
-    deadline, is_interrupted = time.monotonic() + seconds, False
+    deadline = time.monotonic() + seconds
     for rank, process in processes.items():
         try:
             process.join(max(0.0, deadline - time.monotonic()))
         except KeyboardInterrupt:
-            deadline, is_interrupted = 0.0, True
+            deadline = 0.0
         if process.exitcode is None:
             process.kill()
             process.join()
             _log.error("Rank %d (process %d) did not end in %g s and was killed.", rank, process.pid, seconds)
-    return is_interrupted
 
 
 def end_of(code: int) -> str:

@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import Event
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.notebooks.launcher import ForkLauncher, RanksInterruptedError
 from lightning_gnn_dist.graph.storage.mapped import all_maps
 from lightning_gnn_dist.rounds.launching import start_method_here
+from lightning_gnn_dist.wire.launching.processes import handling
 from tests.data_fitting import full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.memory import reads_memory
@@ -36,6 +37,10 @@ def strategy(launch: lgd.Launch = FORK) -> lgd.LocalSGDStrategy:
 
 def data() -> lgd.PartitionedDataModule:
     return lgd.PartitionedDataModule(small_graph(), partitioner=lgd.RandomPartitioner(), batch_size=16)
+
+
+def none_lives(running: Any) -> bool:
+    return not any(process.is_alive() for process in running.strategy._launcher.procs)
 
 
 def as_ranks(rank: int, world_size: int) -> dict[str, Tensor]:
@@ -111,7 +116,7 @@ def test_the_rank_that_fails_is_named_and_the_others_end(act: Any, message: str)
     running = trainer(2, strategy(), callbacks=[Acts(act)], limit_val_batches=0)
     with pytest.raises(RuntimeError, match=message):
         running.fit(model(), data())
-    assert not any(process.is_alive() for process in running.strategy._launcher.procs)  # type: ignore[union-attr]
+    assert none_lives(running)
 
 
 @pytest.mark.filterwarnings("ignore:.*was called without a model", "ignore:.*there is no last checkpoint")
@@ -134,23 +139,16 @@ def test_of_several_failures_the_first_is_raised_and_callbacks_of_ranks_hear_of_
     assert saver in running.callbacks  # type: ignore[attr-defined]
 
 
-@pytest.fixture
-def listens_to_interrupts() -> Iterator[None]:
-    """A shell that starts a command in the background lets it ignore them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("listens_to_interrupts")
 def test_an_interrupt_ends_the_ranks_alone() -> None:
     here, module = os.getpid(), model()
     before = nn.utils.parameters_to_vector(module.parameters())
     running = trainer(2, strategy(), callbacks=[Acts(lambda: os.kill(here, signal.SIGINT))], max_epochs=10**6)
-    with pytest.raises(RanksInterruptedError, match=r"All ranks have ended, and the model is what it was"):
-        running.fit(module, data())
-    assert not any(process.is_alive() for process in running.strategy._launcher.procs)  # type: ignore[union-attr]
-    assert running.interrupted and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # A shell that starts a command in the background lets it ignore interrupts.
+    with handling(signal.default_int_handler, signal.SIGINT):
+        with pytest.raises(RanksInterruptedError, match=r"All ranks have ended, and the model is what it was"):
+            running.fit(module, data())
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert running.interrupted and none_lives(running)
     assert torch.equal(before, nn.utils.parameters_to_vector(module.parameters()))
 
 
