@@ -64,7 +64,7 @@ class LinkEnds(NamedTuple):
             raise ValueError(f"{name}: negatives of shape {tuple(false.shape)} leave each edge without a rival.")
 
 
-def ends_of(types: TypeNames, edge_type: EdgeType | None, reverse: EdgeType | None = None) -> LinkEnds:
+def ends_of(types: TypeNames, edge_type: EdgeType | None, reverse: EdgeType | None) -> LinkEnds:
     """The ends of the links of an edge type; in a graph without types of all links."""
     kind = edge_type or types.edge_types[0]
     kinds = [types.edge_types.index(each) for each in (kind, reverse) if each is not None]
@@ -139,10 +139,10 @@ class Edges:
             )
         return self.arrays[name]
 
-    def without(self, names: Sequence[str]) -> Graph:
-        """The same graph, in which they do not carry the arrays of some names."""
+    def without(self, array: str) -> Graph:
+        """The same graph, in which they do not carry an array."""
         graph, types = self.graph, self.graph.types
-        left = {name: rows for name, rows in self.arrays.items() if name not in names}
+        left = {name: rows for name, rows in self.arrays.items() if name != array}
         nodes = {kind: dict(arrays) for kind, arrays in types.node_arrays.items()}
         types = replace(types, node_arrays=nodes, edge_arrays={**types.edge_arrays, self.kind: left})
         found = typed_graph(graph.indptr, graph.indices, types, node_arrays=vars(graph).get("node_arrays"))

@@ -17,7 +17,6 @@ from lightning_gnn_dist.boundary.boundary import Auto, Boundary, Fetch, Isolated
 from lightning_gnn_dist.checks import check_instance, check_path, shown
 from lightning_gnn_dist.data.datamodule import GraphDataModule
 from lightning_gnn_dist.extensions.links.link_split import LinkSplit
-from lightning_gnn_dist.extensions.links.ranking import Recommended
 from lightning_gnn_dist.extensions.links.task import (
     AnswerEdges,
     Answers,
@@ -187,22 +186,6 @@ class LinkDataModule(GraphDataModule):
         """Return where some questions stand among those that are predicted."""
         some, ids = self.predicted, questions.cpu()
         return (ids if some is None else Lookup(some - self._home.types.seed_ids.start)(ids)[0]).numpy()
-
-    def named(self, found: Recommended, ids_of: str | Path | None = None) -> dict[str, NDArray[Any]]:
-        """Return what is recommended as columns of a table: question, sender, time, receiver and score.
-
-            pandas.DataFrame(data.named(trainer.predict(model, data)[-1]))  # the last batch has all of its rank
-
-        Args:
-            found: What a model recommends.
-            ids_of: The prepared graph whose ids nodes have. Default: the graph.
-        """
-        check_instance("found", found, Recommended, "what trainer.predict(...)[-1] returns of a task that recommends")
-        if self.task is None:
-            raise ValueError("named() is of what a task recommends, and a split has none.")
-        folder = None if ids_of is None else check_path("ids_of", ids_of)
-        columns = self._task.columns(found.questions.cpu() + self._home.types.seed_ids.start, folder)
-        return columns(0, found.records)
 
     @property
     def num_negatives(self) -> int:

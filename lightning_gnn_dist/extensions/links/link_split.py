@@ -511,7 +511,7 @@ class Splitting:
             kept[back.at] = ~torch.isin(numbers, self._numbers[is_held])
         graph = _with_edges(edges.graph, kept)
         if edges.reverse is not None and self._labels is not None:
-            graph = Edges(graph, edges.reverse).without([self._labels])
+            graph = Edges(graph, edges.reverse).without(self._labels)
         return graph, rows, {name: torch.searchsorted(choice, pairs) for name, pairs in held.items()}
 
     def _dealt(self, shares: Shares, choice: Tensor) -> dict[str, Tensor]:

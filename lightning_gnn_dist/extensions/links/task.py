@@ -115,7 +115,7 @@ def without_labels(links: LinkBounds, part: Graph) -> Graph:
     holding = [kind for kind in both if name in part.types.edge_arrays[kind]]
     if name is None or not holding:
         return part
-    made = partial(reduce, lambda graph, kind: Edges(graph, kind).without([name]), holding, part)
+    made = partial(reduce, lambda graph, kind: Edges(graph, kind).without(name), holding, part)
     found: Graph = remembered(part, "without labels", made)
     return found
 

@@ -194,7 +194,7 @@ class Recommends(Sums):
 
 def predicted(
     rank: int, world_size: int, path: str, out: str
-) -> tuple[list[tuple[int, list[int], list[float]]], dict[str, Any], list[int]]:
+) -> tuple[list[tuple[int, list[int], list[float]]], list[int]]:
     def writing(*names: str) -> pl.Trainer:
         strategy: Any = "auto" if world_size == 1 else lgd.GrappaStrategy()
         writers: Any = [lgd.PredictionWriter(Path(out, name)) for name in names]
@@ -206,7 +206,7 @@ def predicted(
     assert all(len(each.questions) == 0 for each in found[:-1])
     few: Any = writing("some.npy").predict(module, data.only([40, 3, 17]))
     rows = [(q, r, s) for q, r, s in zip(*(part.tolist() for part in found[-1]), strict=True)]
-    return rows, data.named(found[-1]), few[-1].questions.tolist()
+    return rows, few[-1].questions.tolist()
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -215,8 +215,8 @@ def test_predictions_are_the_walk_by_hand(world_size: int, shop: Path, tmp_path:
     tables = Tables(shop / "shop")
     _, best = tables.judge("0", "9")
     ranks = run_ranks(predicted, world_size, str(shop / "graph"), str(tmp_path))
-    found = {question: (ids, scores) for rows, *_ in ranks for question, ids, scores in rows}
-    assert len(found) == sum(len(rows) for rows, *_ in ranks) == len(best) > 50
+    found = {question: (ids, scores) for rows, _ in ranks for question, ids, scores in rows}
+    assert len(found) == sum(len(rows) for rows, _ in ranks) == len(best) > 50
     assert {question: ids for question, (ids, _) in found.items()} == best
     for question in (0, 40, len(best) - 1):
         time = seconds(tables.questions[question]["at"])
@@ -235,10 +235,8 @@ def test_predictions_are_the_walk_by_hand(world_size: int, shop: Path, tmp_path:
     table = parquet.read_table(tmp_path / "all.parquet").to_pydict()
     assert list(table) == ["question", "sender", "time", "receiver", "score"]
     assert list(zip(*table.values(), strict=True)) == expected_rows
-    named = [row for _, columns, _ in ranks for row in zip(*(each.tolist() for each in columns.values()), strict=True)]
-    assert named == expected_rows
     assert np.load(tmp_path / "some.npy")["receiver"].tolist() == [best[question] for question in (40, 3, 17)]
-    assert sorted(question for *_, few in ranks for question in few) == [3, 17, 40]
+    assert sorted(question for _, few in ranks for question in few) == [3, 17, 40]
 
 
 def test_a_prediction_that_was_broken_off_leaves_nothing(shop: Path) -> None:
@@ -301,8 +299,6 @@ def test_what_does_not_go_together_is_refused(shop: Path) -> None:
     data = lgd.LinkDataModule(path, task="buys")
     with pytest.raises(ValueError, match=r"nodes must lie in \[0, "):
         data.only([10**6])
-    with pytest.raises(TypeError, match=r"found must be what trainer.predict"):
-        data.named([torch.zeros(2)])  # type: ignore[arg-type]
     limited = trainer(1, limit_predict_batches=1)
     with pytest.raises(ValueError, match="limit_predict_batches would leave out receivers"):
         limited.predict(Recommends(str(path)), data)

@@ -175,13 +175,13 @@ def test_new_nodes_see_what_was_before_their_time() -> None:
 
 def test_new_edges_have_times() -> None:
     ends, x, model = ends_of(NODES, EDGES), double(NODES, WIDTH), MODELS["SAGE"]()
-    times, seeds = ends_of(1000, EDGES).view(-1)[:EDGES] * 1.0, ends_of(1000, NODES, 3)[0] * 1.0
+    times, seeds = ends_of(1000, EDGES).view(-1)[:EDGES], ends_of(1000, NODES, 3)[0]
     graph = plain_graph(ends, x, time=times)
     graph.node_arrays["seed_time"] = seeds
     sampler = lgd.TemporalSampler([5, 5], time="time", seed_time="seed_time")
     served = answerer(model, lgd.PartitionedDataModule(graph, sampler=sampler))
     asked, new_x, new_ends = request()
-    new_times, new_seeds = ends_of(1000, 20, 4)[0, : new_ends.shape[1]] * 1.0, torch.tensor([300.0, 999.0, 0.0])
+    new_times, new_seeds = ends_of(1000, 20, 4)[0, : new_ends.shape[1]], torch.tensor([300, 999, 0])
     asked["edges"] = {"pairs": asked["edges"], "time": new_times.tolist()}
     asked["new"]["seed_time"] = new_seeds.tolist()
     found = served.rows([served.form.read({"nodes": [2]}), served.form.read(asked)])[1]
