@@ -102,7 +102,6 @@ SETTINGS: dict[str, Method] = {
     "LLCG, METIS, isolated, shift of 0.8": Method(partial(llcg, FADING), METIS, data=around(Isolated())),
     "LLCG, METIS, isolated": Method(partial(llcg, {}), METIS, data=around(Isolated())),
     "LLCG, isolated": Method(partial(llcg, {}), SUPER, data=around(Isolated())),
-    "LLCG, METIS, two senders": Method(partial(llcg, {}), METIS, data=around(Halo(1, neighbors=2))),
     "LLCG, METIS, one hop": Method(partial(llcg, {}), METIS, data=around(Halo(1))),
     "LLCG, METIS, history": Method(partial(llcg, {}), METIS, data=around(History())),
     "averaging": Method(averaging, SUPER, data=around()),

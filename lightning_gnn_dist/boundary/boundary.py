@@ -18,7 +18,6 @@ from torch import Tensor
 from lightning_gnn_dist.batches.batches import Learning
 from lightning_gnn_dist.batches.source import Finish
 from lightning_gnn_dist.checks import Count, Hops, brief, check_fields, in_megabytes, shown
-from lightning_gnn_dist.engine.rng import Purpose, permutation
 from lightning_gnn_dist.graph.graph import Graph, bytes_of_part, bytes_per_node
 from lightning_gnn_dist.graph.rows import Lookup, degrees_of
 from lightning_gnn_dist.layers.choice import ALL, EDGES_OF_A_NODE, Neighbourhoods
@@ -155,18 +154,16 @@ class Halo(Boundary):
     in-neighbours. They send messages and receive none. With ``hops=2`` they receive as well, and their in-neighbours
     come along in turn; and so on. With as many hops as the model has layers, a part's nodes see all that they would see
     in the whole graph. For chunks drawn at random, and mostly for two hops or more, that is nearly the whole graph on
-    every rank, so two limits are offered.
+    every rank: limit its bytes.
 
     Args:
         hops: How far from the part's nodes others come along. More hops than the model has layers are of no use.
         bytes: Most bytes that the arrays of these nodes may take. Nearer hops come first, and of a hop the nodes with
             the most edges into the hop before.
-        neighbors: Most of them that each node brings along: the first in one random order of all outside senders.
     """
 
     hops: Hops = 1
     bytes: Count | None = None
-    neighbors: Count | None = None
     takes_shards = takes_edges = True
 
     def __post_init__(self) -> None:
@@ -185,12 +182,8 @@ class Halo(Boundary):
         held = [residents]
         while len(held) <= self.hops and held[-1].numel():
             known = Lookup(torch.cat(held))
-            pieces = [_left_out(known, *piece) for piece in edges_into(held[-1])]
-            if self.neighbors is None:
-                nodes, edges = _counted([senders.unique(return_counts=True) for _, senders in pieces])
-            else:
-                rows, senders = (torch.cat([held[0][:0], *column]) for column in zip(*pieces, strict=True))
-                nodes, edges = _some_of_each_row(rows, senders, self.neighbors, seed).unique(return_counts=True)
+            pieces = (senders[~known.contains(senders)] for _, senders in edges_into(held[-1]))
+            nodes, edges = _counted([senders.unique(return_counts=True) for senders in pieces])
             if room is not None:
                 nodes = nodes[edges.argsort(descending=True, stable=True)[:room]].sort().values
                 room -= nodes.numel()
@@ -198,26 +191,10 @@ class Halo(Boundary):
         return held[1:]
 
 
-def _left_out(known: Lookup, rows: Tensor, senders: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the edges from unknown senders."""
-    outside = ~known.contains(senders)
-    return rows[outside], senders[outside]
-
-
 def _counted(pieces: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return the distinct nodes of several pieces, increasing, and the sums of their counts."""
     nodes, at = torch.cat([ids for ids, _ in pieces]).unique(return_inverse=True)
     return nodes, torch.zeros_like(nodes).index_add_(0, at, torch.cat([counts for _, counts in pieces]))
-
-
-def _some_of_each_row(row: Tensor, senders: Tensor, limit: int, seed: int) -> Tensor:
-    """Return, of each row, the ``limit`` senders that come first in one random order of all senders."""
-    distinct, which = senders.unique(return_inverse=True)
-    by_order = permutation(distinct.numel(), seed + Purpose.SURROUNDINGS, -1)[which].argsort()
-    by_row = by_order[row[by_order].argsort(stable=True)]
-    row = row[by_row]
-    begin = torch.searchsorted(row, row)  # of each entry's row
-    return senders[by_row][torch.arange(row.numel()) - begin < limit]
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Purpose(IntEnum):
 
     CORRECTIONS = 1 << 40
     ANCHORS = 1 << 41
-    SURROUNDINGS = 1 << 42  # extra nodes of a part, and a limited halo
+    SURROUNDINGS = 1 << 42  # extra nodes of a part
     DEALS = 1 << 43  # which rank gets which chunk
     LINKS = 1 << 44  # which links are held out, and their negatives
 

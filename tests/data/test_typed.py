@@ -71,7 +71,7 @@ def test_every_strategy_trains_equal_replicas_judged_exactly(names: list[str]) -
         assert accuracy == pytest.approx(float(is_right.float().mean()), abs=1e-6)
 
 
-BOUNDARIES = [lgd.Isolated(), lgd.Halo(1), lgd.Halo(2), lgd.Halo(1, neighbors=1)]
+BOUNDARIES = [lgd.Isolated(), lgd.Halo(1), lgd.Halo(2)]
 
 
 @pytest.mark.parametrize("holding", [lgd.Holding(), lgd.Holding(lgd.Rotate()), lgd.Holding(extra_nodes=0.2)], ids=repr)

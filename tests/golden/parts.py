@@ -26,7 +26,7 @@ HELD: dict[str, dict[str, Any]] = {
     "redeal": {"holding": lgd.Holding(lgd.Redeal(12))},
     "extra_nodes": {"holding": lgd.Holding(extra_nodes=0.3)},
     "halo": {"boundary": lgd.Halo()},
-    "halo_limited": {"boundary": lgd.Halo(2, bytes=5_000, neighbors=2)},
+    "halo_of_bytes": {"boundary": lgd.Halo(2, bytes=5_000)},
     "coverage_of_batches": {"coverage": lgd.Coverage("batch", shrinkage=2.0, prior=0.5)},
 }
 

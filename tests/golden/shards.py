@@ -21,7 +21,7 @@ BOUNDARIES: dict[str, Any] = {
     "isolated": lgd.Isolated(),
     "halo": lgd.Halo(),
     "halo_2": lgd.Halo(2),
-    "halo_limited": lgd.Halo(2, bytes=6_000, neighbors=2),
+    "halo_of_bytes": lgd.Halo(2, bytes=6_000),
     "fetch": lgd.Fetch(),
 }
 SAMPLERS: dict[str, dict[str, Any]] = {

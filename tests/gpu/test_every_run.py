@@ -39,7 +39,7 @@ grappa/links_typed_events/ fits/local_sgd_growing fits/local_sgd_passes fits/loc
 fits/local_sgd_outer_16 fits/local_sgd_momentum fits/local_sgd_leave_out fits/local_sgd_outer_adam fits/tma_failed
 fits/llcg_persistent fits/llcg_16_bits fits/llcg_32_bits fits/llcg_share fits/llcg_drift_of_ranks fits/grappa_16
 fits/grappa_nodes fits/grappa_own_buffers fits/llcg/extra_of_graph fits/llcg/no_coverage fits/llcg/coverage_of_batches
-fits/llcg/three_hops _ladies_weighted _temporal_edges halo_limited exchange_16
+fits/llcg/three_hops _ladies_weighted _temporal_edges halo_of_bytes exchange_16
 exchange_share fits/llcg/typed/fetch fits/llcg/halo/ fits/grappa/typed/halo fits/grappa/halo/ fits/llcg/fetch/
 ddp/exchange/shards
 """

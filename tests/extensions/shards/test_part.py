@@ -30,8 +30,8 @@ from tests.layers.models import graph_of
 from tests.ranks import run_ranks
 from tests.slow import slow
 
-BOUNDARIES: list[Boundary] = [lgd.Isolated(), lgd.Halo(1), lgd.Halo(3), lgd.Halo(2, neighbors=2)]
-WITHOUT_TYPES = [*BOUNDARIES, lgd.Halo(2, bytes=2000), lgd.Halo(3, bytes=400, neighbors=1), lgd.Exchange()]
+BOUNDARIES: list[Boundary] = [lgd.Isolated(), lgd.Halo(1), lgd.Halo(3)]
+WITHOUT_TYPES = [*BOUNDARIES, lgd.Halo(2, bytes=2000), lgd.Halo(3, bytes=400), lgd.Halo(3, bytes=1200), lgd.Exchange()]
 WITH_TYPES = [*BOUNDARIES, lgd.Halo(2, bytes=300)]
 COVERAGE = lgd.Coverage(shrinkage=1.0)
 
@@ -195,7 +195,7 @@ def fit_again(
 
 
 AGAIN = [("GAT", lgd.Exchange(share=0.5)), slow("SAGE", lgd.Exchange(every=2))]
-AGAIN += [slow("SAGE", lgd.Halo(1, neighbors=2)), slow("GCN", lgd.Halo(2, bytes=3000))]
+AGAIN += [slow("SAGE", lgd.Halo(1, bytes=2000)), slow("GCN", lgd.Halo(2, bytes=3000))]
 
 
 @pytest.mark.parametrize(("name", "boundary"), AGAIN, ids=repr)
