@@ -63,17 +63,13 @@ class SharedRows:
         if self._file is None:
             self._file = self._opened(like)
 
-    def complete(self) -> None:
-        """Wait until every row of the draft is written. Collective."""
+    def publish(self) -> None:
+        """Rename the draft to ``path`` when all ranks have written every row. Collective."""
         assert self._file is not None
         self._file.close()
         written = self._sum(self._file.written)
         if written != self._num_rows:
             raise RuntimeError(f"{written} rows were written, but the graph has {self._num_rows} nodes.")
-
-    def publish(self) -> None:
-        """Rename the complete draft to ``path``. Collective."""
-        self.complete()
         if collectives.rank() == 0:
             if self._path.suffix in TABLES:
                 write_table(self.draft, self._table, self._columns, self._path.suffix)

@@ -216,7 +216,7 @@ class FarPass(LayerPass):
         self._folder = folder
         self._rows: Callable[[], RowTables | None] = lambda: None  # of the layer that is computed, if they are kept
 
-    def plan_of_own(self, own: Ids, num_layers: int, kind: int = 0) -> None:
+    def plan_of_own(self, own: Ids, num_layers: int, kind: int) -> None:
         """Plan for rows of all nodes of a type behind the last layer, each on its owner. Collective.
 
         The layers before the last are alike, so nodes are listed once: as a range, or where they take much memory in a
@@ -234,9 +234,7 @@ class FarPass(LayerPass):
     def _kept(self, nodes: Tensor) -> Tensor:
         return kept(nodes, int(_FOR_A_LIST * self.work.budget_bytes), self._folder)
 
-    def last_rows(
-        self, layers: Sequence[Layer], on_rows: OnRows | None, kind: int = 0
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def last_rows(self, layers: Sequence[Layer], on_rows: OnRows | None, kind: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Compute the layers; yield nodes and rows of each batch of the last one, which nobody keeps. Collective.
 
         Args:
