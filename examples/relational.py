@@ -31,16 +31,13 @@ class RelationalSAGE(pl.LightningModule):
         channels: Numbers in a row.
         num_hops: As many as the sampler draws; the first from rows to questions about them.
         lr: The step size of Adam.
-        drop: Tables and columns that the model does not read.
     """
 
-    def __init__(
-        self, graph: str | Tables, task: str, channels: int = 32, num_hops: int = 3, lr: float = 0.01, drop: tuple = ()
-    ) -> None:
+    def __init__(self, graph: str | Tables, task: str, channels: int = 32, num_hops: int = 3, lr: float = 0.01) -> None:
         super().__init__()
         tables = read_tables(graph) if isinstance(graph, str) else graph
         self.lr, self.task = lr, task
-        self.encoder = ColumnEncoder(tables, task, channels, drop)
+        self.encoder = ColumnEncoder(tables, task, channels)
         self.hops, reached = nn.ModuleList(), {task, tables.task(task).receiver}
         for _ in range(num_hops):  # the last first: from rows to questions about them
             kinds = [kind for kind in tables.edge_types if kind[2] in reached]

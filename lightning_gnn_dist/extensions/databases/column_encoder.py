@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch_geometric.data import HeteroData
 from torch_geometric.data.storage import NodeStorage
 
-from lightning_gnn_dist.checks import check_at_least, check_path, shown
+from lightning_gnn_dist.checks import check_at_least, check_path
 from lightning_gnn_dist.graph.storage.store import tables_at
 from lightning_gnn_dist.graph.typed.tables import CATEGORIES, MOMENTS, NO_MOMENT, NUMBERS, TIME, Feature, Tables
 
@@ -45,24 +45,15 @@ class ColumnEncoder(nn.Module):
         tables: What became of the tables: ``graph.types.tables``, or ``read_tables(path)``.
         task: The task that is learned: its questions get rows of 0, and columns that it hides are left out.
         channels: Numbers in a row.
-        drop: Tables and columns to leave out, such as ``[("customer", "city")]``.
     """
 
-    def __init__(self, tables: Tables, task: str, channels: int, drop: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, tables: Tables, task: str, channels: int) -> None:
         super().__init__()
         check_at_least(1, channels=channels)
-        seen = tables.seen_by(task)
-        known = {(table, each.column) for table, features in seen.items() for each in features}
-        if unknown := [each for each in drop if isinstance(each, str) or tuple(each) not in known]:
-            raise ValueError(
-                f"drop must have pairs of a table and a column, of {shown(sorted(known))}, got {unknown[0]!r}."
-            )
         self.task, self.channels, self.of_tables = tables.task(task).name, channels, nn.ModuleDict()
-        left_out = {tuple(each) for each in drop}
-        for table, features in seen.items():
+        for table, features in tables.seen_by(task).items():
             is_timed = table in tables.timed
-            left = [feature for feature in features if (table, feature.column) not in left_out]
-            self.of_tables[_key(table)] = TableEncoder(left, tables.span, channels, is_timed=is_timed)
+            self.of_tables[_key(table)] = TableEncoder(features, tables.span, channels, is_timed=is_timed)
 
     def forward(self, batch: HeteroData) -> dict[str, Tensor]:
         """The rows of all nodes of a batch, by node type."""

@@ -65,8 +65,6 @@ def test_a_task_does_not_see_what_it_hides(path: Path) -> None:
     batch = batch_of(path, "comes")
     assert not {"price_x", "due_x", "due_moments"} & set(batch["order"].keys())
     assert ColumnEncoder(tables, "comes", 4)(batch)["order"].shape == (batch["order"].num_nodes, 4)
-    dropped = ColumnEncoder(tables, "stays", 4, [("order", "price"), ("order", "due")])
-    assert dropped.of_tables["of_order"].linear.in_features == widths["comes"]
 
 
 @pytest.mark.parametrize(("task_type", "column"), [("regression", "cost"), ("binary_classification", "big")])
