@@ -188,7 +188,8 @@ def predict(rank: int, folder: str, file: str) -> None:
     widths = [array[:1].numel() * array.element_size() for array in shard.rows.node_arrays.values()]
     model = Layered(shard.rows.node_arrays["x"].shape[1])
     before, start = traffic.bytes_sent, time.perf_counter()
-    Prediction(model, Path(folder), None, Work(CPU, None, True, 1 << 30), lambda batch, rows: None).step(torch.zeros(1))
+    work = Work(CPU, None, True, 1 << 30)
+    Prediction(model, Path(folder), None, work, lambda batch, rows: None, "").step(torch.zeros(1))
     formula = halo * (2 * 8 + sum([*widths, 4 * 64]))
     seen = torch.tensor([traffic.bytes_sent - before, formula, time.perf_counter() - start, halo])
     dist.all_reduce(seen)
