@@ -10,13 +10,10 @@ import math
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import NoReturn, TypeAlias
 
 from lightning_gnn_dist.gone import way_out
 from lightning_gnn_dist.names import imported
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 LEAST_MEMORY = 1_000_000  # with less, files are read a few thousand edges at a time, or nothing can be sorted
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
@@ -214,14 +211,10 @@ def memory(text: str) -> int:
 
 
 def nodes_named(text: str) -> list[int]:
-    """Ids of nodes: numbers with commas between them, or a file that has them, ``.npy`` or one in each line."""
+    """Ids of nodes: numbers with commas between them, or a file that has one in each line."""
     words = words_in(text)
-    if len(words) == 0:
+    if not words:
         raise ValueError(f"{text} names no node: write an id in each line.")
-    if not isinstance(words, list):
-        if words.ndim != 1 or words.dtype.kind not in "iu":
-            raise ValueError(f"{text} must hold a vector of integers, got {words.dtype} of shape {words.shape}.")
-        return [int(number) for number in words]
     if wrong := [word for word in words if not word.isdecimal()]:
         raise ValueError(
             "nodes must be ids with commas between them, or a file of ids that is there, got "
@@ -230,14 +223,11 @@ def nodes_named(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def words_in(text: str) -> list[str] | NDArray[Any]:
-    """What stands between commas, or in the lines of a file of this name; of a ``.npy`` its array."""
+def words_in(text: str) -> list[str]:
+    """What stands between commas, or in the lines of a file of this name."""
     path = Path(text)
     if path.suffix == ".npy":
-        import numpy as np  # for help, none is needed
-
-        found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-        return found
+        raise ValueError(f"{text} is no text: write an id in each line, numpy.savetxt('ids.txt', ids, '%d').")
     if not _is_file(path):
         return [word.strip() for word in text.split(",")]
     return [word.strip() for word in path.read_text().splitlines() if word.strip()]

@@ -211,7 +211,7 @@ class TrainCLI(LightningCLI):
                 "--output", type=str | None, help="the .npy, .parquet or .csv to write, a row for each node or question"
             )
             parser.add_argument("--overwrite", type=bool, default=False, help="replace a file that is there")
-            about = "predict these alone: ids with commas, or a file of ids (.npy, or a line each)"
+            about = "predict these alone: ids with commas, or a file with an id in each line"
             parser.add_argument("--nodes", type=str | None, help=about)
             about = "--nodes are ids of the tables that the graph was prepared from"
             parser.add_argument("--by_user_id", type=bool, default=False, help=about)
