@@ -226,7 +226,7 @@ class Table:
     is_typed: bool = True
     check: Callable[[Run], list[str]] = lambda run: []
     lengths: Mapping[Path, str] = field(default_factory=dict)
-    texts: Sequence[Path] = ()
+    texts: Sequence[Any] = ()
     row: str = ROW
     num_rows: int | None = None
     time: str | None = None
@@ -376,13 +376,7 @@ def told(path: Path) -> Iterator[None]:
         yield
     except duckdb.OutOfMemoryException as error:
         raise MemoryError(f"{_first_line(error)}.") from error
-    except (duckdb.Error, ArrowException, OSError) as error:  # pyarrow has OSError for what DuckDB says
-        if "reached an invalid state" in str(error):
-            raise ValueError(
-                f"{path} has lines that end in \\n and others in \\r\\n: write it with one of them, as dos2unix does."
-            ) from error
-        if isinstance(error, OSError):
-            raise
+    except (duckdb.Error, ArrowException) as error:
         if "No space left" in str(error) or "File too large" in str(error):
             raise OSError(errno.ENOSPC, _first_line(error)) from error
         raise ValueError(f"{path} is no table, or is damaged ({_first_line(error)}). Write it again.") from error

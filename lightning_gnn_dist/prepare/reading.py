@@ -280,7 +280,7 @@ def _open(path: Path) -> Iterator[TextIOWrapper]:
 
 def load(work: Work, name: str, path: Path) -> Table:
     """Have DuckDB read the files of a table under a name. Empty cells are NULL."""
-    types, made, texts = types_of(path), quoted(name), list[Path]()
+    types, made, texts = types_of(path), quoted(name), list[Text]()
     of = {column: f"CAST({quoted(column)} AS {kind})" for column, kind in types.items()}  # of each file, of its own
     cells = ", ".join(
         (f"nullif({of[column]}, '')" if kind == "VARCHAR" else of[column]) + f" AS {quoted(column)}"
@@ -295,9 +295,10 @@ def load(work: Work, name: str, path: Path) -> Table:
             first += _count_rows(file)
         query = " UNION ALL BY NAME ".join(queries)
     elif _kind(path) is TEXTS:
-        texts = files_of(path)
-        rows_of = {file: f"({_rows_of_text(file)})" for file in texts}
-        rows = " UNION ALL BY NAME ".join(map(_rows_of_text, texts))
+        copies = work.folder / name
+        texts = [Text(file, _with_one_end(file, Path(f"{copies} {at}"))) for at, file in enumerate(files_of(path))]
+        rows_of = {text.path: f"({text.rows})" for text in texts}
+        rows = " UNION ALL BY NAME ".join(text.rows for text in texts)
         query = f"SELECT {cells}, row_number() OVER () - 1 AS {ROW} FROM ({rows})"
     else:
         columns = ", ".join(f"{literal(column)}: {literal(kind)}" for column, kind in types.items())
@@ -311,35 +312,79 @@ def load(work: Work, name: str, path: Path) -> Table:
     return replace(table, is_typed=False, check=partial(bad_lines, texts)) if texts else table
 
 
-def _rows_of_text(path: Path) -> str:
-    """The query of the cells of a file of text by the names of its columns."""
-    heading = heading_of(path)
-    columns = ", ".join(f"'c{at}': 'VARCHAR'" for at in range(len(heading.names)))
-    options = {"auto_detect": "false", "header": "false", "skip": heading.num_lines, "columns": f"{{{columns}}}"}
-    options |= {"delim": literal(heading.separator), "quote": "'\"'", "escape": "'\"'"}
-    options |= {"store_rejects": "true", "rejects_limit": 9}
-    told = ", ".join(f"{name} = {value}" for name, value in options.items())
-    named = ", ".join(f"trim(c{at}) AS {quoted(name)}" for at, name in enumerate(heading.names))
-    return f"SELECT {named} FROM read_csv({_named(path)}, {told})"
+def _with_one_end(path: Path, copy: Path) -> Path:
+    """The text, or a copy of it if its lines end in two ways, which DuckDB cannot read."""
+    if _packed(path):
+        return path
+    with path.open("rb") as file:
+        if not any(b"\r" in piece for piece in iter(partial(file.read, 1 << 22), b"")):
+            return path
+        file.seek(0)
+        if all(line.endswith(b"\r\n") or not line.endswith(b"\n") for line in file):
+            return path
+        file.seek(0)
+        with copy.open("wb") as written:
+            for line in file:
+                written.write(line[:-2] + b"\n" if line.endswith(b"\r\n") else line)
+    return copy
 
 
-def bad_lines(texts: Sequence[Path], run: Run) -> list[str]:
+class Text(NamedTuple):
+    """A file of text, and the file that DuckDB reads in its place."""
+
+    path: Path
+    read: Path
+
+    @property
+    def cells(self) -> str:
+        """The query of what DuckDB splits a line into: cells, or where any number of spaces separates them, a list."""
+        heading = heading_of(self.path)
+        of_lines, mark = heading.separator == " ", literal("\x1f" if heading.separator == " " else heading.separator)
+        names = ["line"] if of_lines else [f"c{at}" for at in range(len(heading.names))]
+        columns = ", ".join(f"{literal(name)}: 'VARCHAR'" for name in names)
+        options = {"auto_detect": "false", "header": "false", "skip": heading.num_lines, "columns": f"{{{columns}}}"}
+        options |= {"delim": mark, "quote": "''" if of_lines else "'\"'", "escape": "''" if of_lines else "'\"'"}
+        options |= {"store_rejects": "true", "rejects_limit": 9}
+        told = ", ".join(f"{name} = {value}" for name, value in options.items())
+        what = "string_split_regex(trim(line), ' +') AS cells" if of_lines else "*"
+        return f"SELECT {what} FROM read_csv({_named(self.read)}, {told})"
+
+    @property
+    def rows(self) -> str:
+        """The query of the cells by the names of the columns."""
+        heading = heading_of(self.path)
+        of_line = "cells[{}]" if heading.separator == " " else "c{}"
+        names = [of_line.format(at + (heading.separator == " ")) for at in range(len(heading.names))]
+        named = (f"trim({cell}) AS {quoted(name)}" for cell, name in zip(names, heading.names, strict=True))
+        return f"SELECT {', '.join(named)} FROM ({self.cells})"
+
+    def odd_lines(self, run: Run) -> list[tuple[Any, ...]]:
+        """Lines with too many or too few cells, which DuckDB does not find where spaces separate them."""
+        heading = heading_of(self.path)
+        if heading.separator != " ":
+            return []
+        rows = f"SELECT row_number() OVER () + {heading.num_lines} AS line, len(cells) AS n FROM ({self.cells})"
+        odd = f"SELECT line, 'COLUMNS', 'Found: ' || n FROM ({rows}) WHERE n <> {len(heading.names)} LIMIT 3"
+        return [(str(self.read), *each) for each in run(odd)]
+
+
+def bad_lines(texts: Sequence[Text], run: Run) -> list[str]:
     """What is wrong with lines that are no rows."""
-    problems, of_name = [], {str(text): text for text in texts}
+    problems, of_read = [], {str(text.read): text.path for text in texts}
     there = run("SELECT 1 FROM duckdb_tables() WHERE table_name = 'reject_errors'")
     rejected = "SELECT DISTINCT file_path, line, error_type, error_message FROM reject_errors JOIN reject_scans"
     found = run(f"{rejected} USING (scan_id, file_id) ORDER BY ALL LIMIT 3") if there else []
-    for name, line, kind, message in found:
-        if name not in of_name:
+    for read, line, kind, message in [*found, *(odd for text in texts for odd in text.odd_lines(run))]:
+        if read not in of_read:
             continue  # of another table, which has told it
         if "UNICODE" in kind or "ENCODING" in kind:
             told = "it is not in UTF-8: save the file again with that encoding"
         elif "COLUMNS" in kind:
-            width, many = len(heading_of(of_name[name]).names), message.rpartition("Found: ")[2]
+            width, many = len(heading_of(of_read[read]).names), message.rpartition("Found: ")[2]
             told = f"{many} cells, but there are {width} columns: give each row a cell for each"
         else:
             told = f"it cannot be read ({message.partition(chr(10))[0]})"
-        problems.append(f"{name}, line {line}: {told}.")
+        problems.append(f"{of_read[read]}, line {line}: {told}.")
     for table in ("reject_errors", "reject_scans") if there else ():
         run(f"DROP TABLE {table}")
     return problems
