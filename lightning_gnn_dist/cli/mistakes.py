@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import re
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
@@ -275,6 +275,20 @@ def _named(kind: str) -> str:
     return TYPES.get(name, f"a {name}" if name.isidentifier() else name.replace("typing.Literal", "one of "))
 
 
+def with_path(reason: str, config: Namespace, given: Mapping[str, Any]) -> str:
+    """What a value refuses, with the path of what is refused.
+
+    Args:
+        reason: What it says; mostly the name of an argument comes first.
+        config: The configuration that it stands in.
+        given: Its arguments.
+    """
+    path = next((path for path, node in _nodes(config) if _is_same(vars(node), given)), None)
+    if path is None:
+        return reason
+    return f"{path}.{reason}" if re.match(r"\w*", reason)[0] in given else f"{path}: {reason}"  # type: ignore[index]
+
+
 def check_values(config: Namespace) -> None:
     """Refuse what is written in the place of a value's settings: of this jsonargparse takes anything."""
     for path, node in _nodes(config):
@@ -301,3 +315,8 @@ def _nodes(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Namespa
         yield ".".join(path), node
         for name, inner in vars(node).items():
             yield from _nodes(inner, path if name in STRUCTURE else (*path, name))
+
+
+def _is_same(written: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    plain = {name: value for name, value in given.items() if isinstance(value, PLAIN)}
+    return bool(given) and written.keys() == given.keys() and all(written[name] == plain[name] for name in plain)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -32,6 +33,7 @@ from lightning_gnn_dist.cli.mistakes import (
     in_one_line,
     own_refusal,
     reading_checkpoint,
+    with_path,
 )
 from lightning_gnn_dist.cli.options import BY_LAYER, PROGRAM, PURPOSE, SERVE, nodes_named, words_in
 from lightning_gnn_dist.data.datamodule import GraphDataModule, PartitionedDataModule, what_is_judged
@@ -152,19 +154,19 @@ class TrainCLI(LightningCLI):
 
     def _make(self, kind: type, *args: Any, **kwargs: Any) -> object:
         """Called for all but model and data, where jsonargparse would go on to look for another type that fits."""
-        with self._refusals_in_one_line():
+        with self._refusals_in_one_line(kwargs if is_dataclass(kind) else {}):
             return kind(*args, **kwargs)
 
     @contextmanager
-    def _refusals_in_one_line(self) -> Iterator[None]:
-        """What this package refuses is told as what the parser refuses is."""
+    def _refusals_in_one_line(self, given: Mapping[str, Any] = {}) -> Iterator[None]:  # never changed
+        """What this package refuses is told as what the parser refuses is; of a value made of ``given``, its path."""
         try:
             yield
         except REFUSALS as error:
             model = getattr(self, "model", None)
             if (reason := own_refusal(error, None if model is None else type(model).__module__)) is None:
                 raise
-            self.parser.error(reason, error)
+            self.parser.error(with_path(reason, self.config[self.subcommand], given), error)
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Called when all objects are there. A fit that ends in its middle says where, by a traceback."""

@@ -59,7 +59,7 @@ SAID = {
     "model=nowhere.SAGE": "There is no module 'nowhere': it must be installed, or lie in",
     "data.zzz=1": "There is no 'zzz'. It takes graph, partitioner, ",
     "data.graph=nowhere": "error: nowhere is not a saved graph: there is no such folder.",
-    "trainer.strategy.correction.steps=-1": "error: steps must be ",
+    "trainer.strategy.correction.steps=-1": "error: trainer.strategy.correction.steps must be ",
     "trainer.strategy.drift.towards=x": "strategy.drift.towards must be one of ['ranks', 'global'] or null, got",
     "data.partitioner=lightning_gnn_dist.MetisPartitioner --data.partitioner.balance=x": "['nodes', 'train'], got x.",
     "trainer.strategy.drift=ranks": "strategy.drift must be settings of towards, decay, anchor_steps or null, g",
@@ -122,7 +122,7 @@ def test_what_is_no_strategy_is_refused_with_what_is(name: str) -> None:
         check_strategy(known)
 
 
-# What is wrong with a value of a configuration is said in one line that names it.
+# What is wrong with a value of a configuration is said in one line that names where it stands.
 
 
 GRAPH = {"graph": {"class_path": "lightning_gnn_dist.communities", "init_args": {"num_nodes": 60}}}
@@ -167,7 +167,7 @@ def of_residency(**value: Any) -> dict[str, Any]:
 
 METIS = "lightning_gnn_dist.MetisPartitioner"
 WRONG: list[tuple[dict[str, Any] | str, str]] = [
-    ({"loading": {"bulk_size": 0}}, "bulk_size must be an integer of at least 1, got 0."),
+    ({"loading": {"bulk_size": 0}}, "data.loading.bulk_size must be an integer of at least 1, got 0."),
     ("data.loading.bulk_size=x", "data.loading.bulk_size must be an integer, got x."),
     ("data.loading.bulksize=8", "data.loading: There is no 'bulksize'. Did you mean 'bulk_size'?"),
     ({"loading": 8}, "data.loading must be settings such as {name: value}, got 8."),
