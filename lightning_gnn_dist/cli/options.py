@@ -101,7 +101,7 @@ def _add_prepare(commands: Commands) -> None:
     prepare.add_argument("source", nargs="+", help="what to read")
     prepare.add_argument("out", type=Path, help="the directory to write")
     prepare.add_argument("--nodes", metavar="TABLE", help="the table of nodes of a table of edges")
-    prepare.add_argument("--task", metavar="FILE", help="of a connection: queries (.sql)")
+    prepare.add_argument("--task", metavar="FILE", help="of a connection: queries (.sql), or a database.yaml")
     prepare.add_argument("--undirected", action="store_true", help="add the reverse of every edge, remove duplicates")
     prepare.add_argument(
         "--split", type=float, nargs=3, metavar=("TRAIN", "VAL", "TEST"), help="deal labelled nodes: 0.6 0.2 0.2"

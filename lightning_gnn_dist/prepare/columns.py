@@ -13,7 +13,7 @@ In a database, kinds and statistics are those of rows before the training cut, a
 number    (v - mean) / deviation, within 10 of 0; a missing one is 0, with a mark beside it if any was missing
 category  the place of a word among those seen twice; others share a row, as do those that are missing
 time      sine and cosine of the hour, of the weekday and of the day of the year, and the moment itself, for an age
-text      64 numbers by hashing words; a mark if any was missing
+text      a row of numbers, of a function that is named, or by hashing; a mark if any was missing
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from lightning_gnn_dist.graph.typed.types import EDGE
 from lightning_gnn_dist.prepare.arrays import SPLIT_WORDS, SPLITS, check_classes, check_purposes, purpose_of
 from lightning_gnn_dist.prepare.engine import COUNTS, WHOLE, Bad, Cells, Table, Work, literal, numpy_of, places_of
 from lightning_gnn_dist.prepare.plan import Plan, TablePlan
-from lightning_gnn_dist.prepare.text import WIDTH, hash_words
+from lightning_gnn_dist.prepare.text import WIDTH, Embed, hash_words
 
 MOST_WORDS = 1_000  # different ones of what is taken for a category unless it is said
 MOST = 100_000  # of a category, for each of which a model may learn a row
@@ -71,11 +71,13 @@ class Cut:
     Args:
         seen: The SQL of whether a row is before the training cut.
         time: The column of the dates of rows, whose ages are known without it.
+        embed: Turns texts into rows of numbers.
         hidden: The columns that a task must not see, which have arrays of their own.
     """
 
     seen: str
     time: str | None
+    embed: Embed
     hidden: Collection[str]
 
 
@@ -90,7 +92,7 @@ class Made:
         width: How many numbers a cell has: 0 of a single one, which is no row of numbers.
         words: Classes or categories in order, where cells are words.
         first: The number of the first word.
-        are_texts: Whether cells are texts, which become rows of numbers.
+        embed: Turns texts into rows of numbers, where cells are texts.
         are_dates: Whether cells are dates, which become seconds since 1970.
     """
 
@@ -100,7 +102,7 @@ class Made:
     width: int = 0
     words: Sequence[str] | None = None
     first: int = 0
-    are_texts: bool = False
+    embed: Embed | None = None
     are_dates: bool = False
 
     def of(self, column: Any) -> Column:
@@ -109,8 +111,8 @@ class Made:
         if self.words is not None:
             values = places_of(column, self.words) + self.first
             values = np.where(missing, MISSING, values) if self.first else values
-        elif self.are_texts:
-            values = np.where(missing[:, None], 0, hash_words(column.fill_null("").to_pylist()))
+        elif self.embed is not None:
+            values = np.where(missing[:, None], 0, self.embed(column.fill_null("").to_pylist()))
         else:
             values = numpy_of(column.flatten() if hasattr(column, "flatten") else column)  # which lists alone have
         values = values.astype(self.dtype, copy=False)
@@ -171,7 +173,7 @@ class Feature:
         if self.kind == "list":
             made = [Made(array, FLOAT, f"CAST({cells.name} AS FLOAT[])", self.width)]
         elif self.kind == "text":
-            made = [Made(array, FLOAT, there, WIDTH, are_texts=True)]
+            made = [Made(array, FLOAT, there, self.width, embed=self.embedded)]
         else:
             there, numbers = self._numbers
             made = [Made(array, FLOAT, sql, width) for sql in numbers]
@@ -207,6 +209,16 @@ class Feature:
             widths[each.array] = widths.get(each.array, 0) + each.width
         return widths
 
+    def embedded(self, texts: Sequence[str]) -> Column:
+        """A row of numbers for each text."""
+        rows = (self.cut.embed if self.cut else hash_words)(texts)
+        if rows.shape[1] != self.width:
+            raise ValueError(
+                f"column {self.name!r}: the function of texts made rows of {rows.shape[1]} numbers, and of "
+                f"{self.width} before."
+            )
+        return rows
+
     def fitted(self, kind: str, look: Any, rows: int, counts: Mapping[str, int]) -> Feature:
         """The same with what was found: its kind, and the statistics of so many rows.
 
@@ -221,6 +233,8 @@ class Feature:
         found = replace(self, kind=kind, is_marked=is_marked, mean=look.mean or 0.0)
         if kind == "category":
             return replace(found, words=tuple(sorted(w for w, times in counts.items() if times > 1 or not self.cut)))
+        if kind == "text":
+            return replace(found, width=self.cut.embed([""]).shape[1] if self.cut else WIDTH)
         if kind == "list":
             return replace(found, width=look.longest)
         if self.cut is None:

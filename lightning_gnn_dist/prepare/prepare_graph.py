@@ -155,7 +155,7 @@ def prepare_graph(
         shard: Which shard to write, a :class:`OneShard`, instead of the whole graph. Each host reads all files and
             keeps its own nodes and the edges into them. Without types, arrays of edges must be dropped.
         nodes: A table or frame of nodes with their ids, or a folder or ``.npz`` of arrays, for a graph without types.
-        tasks: The tasks of a database that is named by a connection: queries (``.sql``).
+        tasks: The tasks of a database that is named by a connection: queries (``.sql``), or a ``database.yaml``.
         undirected: Add the reverse of every edge, and keep every edge once, of a graph without types.
         time: The array of times. It orders edges of one type into a node, of several types (:class:`GraphTypes`).
         reverse: Of several types, add an edge type ``rev_<name>`` for each, with the same arrays.

@@ -42,18 +42,20 @@ Columns = dict[str, tuple[str, str]]  # the SQL of each there, and DuckDB's of w
 
 @dataclass
 class Asked:
-    """What a user says beside the connection, in a file of SQL.
+    """What a user says beside the connection, in a file of SQL or in a ``database.yaml`` with a folder ``tasks``.
 
     Args:
         said: The words of a ``database.yaml``.
         tasks: The words of the manifest of each task.
-        queries: The SQL of the questions of each task.
-        text: All of it, by which a copy is known.
+        queries: The SQL of each table of a task: ``stays/labels``.
+        files: Tables of tasks that are there already.
+        text: All of it, with the sizes and times of files, by which a copy is known.
     """
 
     said: dict[str, Any] = field(default_factory=dict)
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     queries: dict[str, str] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
     text: str = ""
 
     @classmethod
@@ -62,16 +64,24 @@ class Asked:
         made = cls()
         if path is None:
             return made
-        if path.suffix != ".sql":
-            raise ValueError(
-                f"{path} is no file of SQL (.sql), which has the queries of tasks: write its words above them, as in "
-                "-- val_timestamp: 2024-03-01."
-            )
         made.text = path.read_text(encoding="utf-8-sig")
-        made._read(path)
+        if path.suffix == ".sql":
+            made._read_sql(path)
+            return made
+        made.said = parsed(path, made.text) or {}
+        for file in sorted(path.parent.glob("tasks/*/*")):
+            if file.suffix not in (".sql", ".yaml"):
+                made.files.append(file)
+                made.text += _state(file)
+                continue
+            made.text += (text := file.read_text(encoding="utf-8-sig"))
+            if file.name == RELBENCH:
+                made.tasks[file.parent.name] = parsed(file, text)
+            elif file.suffix == ".sql":
+                made._add_query(file, f"{file.parent.name}/{file.stem}", text)
         return made
 
-    def _read(self, path: Path) -> None:
+    def _read_sql(self, path: Path) -> None:
         """A query stands below ``-- task: NAME`` and the words of its manifest; above all are those of the database."""
         name, queries, words = "", dict[str, list[str]](), {"": list[str]()}
         for whole in self.text.splitlines():
@@ -95,9 +105,13 @@ class Asked:
                 )
             if name not in queries:
                 raise ValueError(f"{path}: task {name!r} has no query.")
-            self.queries[name] = "\n".join(queries[name])
-            if found := IN_QUERY.search(self.queries[name]):
-                raise ValueError(f"{path} says {found[1]} in a query, where it is not read: write it above the query.")
+            self._add_query(path, f"{name}/labels", "\n".join(queries[name]))
+
+    def _add_query(self, path: Path, name: str, query: str) -> None:
+        """Keep a query, in which words of a task would not be read."""
+        if found := IN_QUERY.search(query):
+            raise ValueError(f"{path} says {found[1]} in a query, where it is not read: write it above the query.")
+        self.queries[name] = query
 
 
 @dataclass
@@ -166,8 +180,8 @@ class SQLite(Reader):
         found = {}
         for name, kinds in zip(names, self.rows(f"SELECT {held} FROM ({sql}\n) AS q")[0], strict=True):
             cell, there = quoted(name), set((kinds or "").split(",")) - {"null", ""}
-            if "blob" in there:
-                self.notes.append(f"{called}.{name} holds bytes: it is left out.")
+            if "blob" in there and not self._are_texts(cell, sql):
+                self.notes.append(f"{called}.{name} holds bytes that are no text: it is left out.")
                 continue
             if there <= {"integer"}:
                 found[name] = cell, f"CAST({cell} AS BIGINT)"
@@ -177,6 +191,18 @@ class SQLite(Reader):
             text = f"CASE WHEN {cell} IS NULL THEN '' ELSE {text} END"
             found[name] = text, f"CAST({come} AS DOUBLE)" if is_real else come
         return found
+
+    def _are_texts(self, cell: str, sql: str) -> bool:
+        """Whether the bytes in a column are those of texts."""
+        import pyarrow
+
+        self.cursor.execute(f"SELECT CAST({cell} AS BLOB) FROM ({sql}\n) AS q WHERE typeof({cell}) = 'blob'")
+        try:
+            for batch in self.cursor.fetch_record_batch():
+                batch.column(0).cast("string")
+        except pyarrow.ArrowInvalid:
+            return False
+        return True
 
     def kinds(self, table: str) -> dict[str, str]:
         return dict(self.rows(f"SELECT name, lower(type) FROM pragma_table_info({literal(table)})"))
@@ -239,7 +265,7 @@ def as_folder(
     Args:
         connection: ``sqlite:///shop.db`` or ``postgresql://user@host/shop``.
         folder: The folder.
-        questions: A file of SQL with a query for each task.
+        questions: A file of SQL with a query for each task, or a ``database.yaml`` with tasks beside it.
         on_progress: Called with the name of a table that is copied, and the share of tables that is.
     """
     asked, draft = Asked.of(questions), folder.with_name(f"{folder.name}.copying")
@@ -264,15 +290,20 @@ def as_folder(
             keys = [*([spec["pkey"]] if "pkey" in spec else []), *spec.get("fkeys", {})]
             copies[f"db/{name}"] = f"SELECT * FROM {quoted(name)}{order}", keys
         for name, sql in asked.queries.items():
-            keys = [str(word) for key, word in asked.tasks[name].items() if key.endswith("entity_col")]
+            words = asked.tasks.get(Path(name).parent.name, {})
+            keys = [str(word) for key, word in words.items() if key.endswith("entity_col")]
             without = COMMENT.sub(lambda found: found[1] or " ", sql)
-            copies[f"tasks/{name}/labels"] = without.strip().rstrip(";"), keys
+            copies[f"tasks/{name}"] = without.strip().rstrip(";"), keys
         for at, (name, (sql, keys)) in enumerate(copies.items()):
             on_progress(f"copying {name.partition('/')[2]}", at / len(copies))
             with _removed_where_full(draft):
                 source.write(sql, source.columns(name.partition("/")[2], sql, keys), draft / f"{name}.parquet")
     on_progress("writing what was copied", 1.0)
+    for file in asked.files:
+        (draft / "tasks" / file.parent.name).mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, draft / "tasks" / file.parent.name / file.name)
     for name, words in asked.tasks.items():
+        (draft / "tasks" / name).mkdir(parents=True, exist_ok=True)
         (draft / "tasks" / name / RELBENCH).write_text(yaml.safe_dump(words))
     (draft / PLAIN).write_text(
         yaml.safe_dump(asked.said | {"tables": tables, "notes": notes + source.notes}, sort_keys=False)

@@ -22,6 +22,7 @@ from lightning_gnn_dist.prepare.columns import LONG, Columns, Cut, Feature, Made
 from lightning_gnn_dist.prepare.engine import Table
 from lightning_gnn_dist.prepare.plan import EdgeFiles, NodeFiles, Plan, TablePlan
 from lightning_gnn_dist.prepare.reading import columns_of
+from lightning_gnn_dist.prepare.text import embedding
 from lightning_gnn_dist.prepare.unpack import Unpacking, unit_of
 
 LAYOUTS = {RELBENCH: f"RelBench's layout ({RELBENCH}, db, tasks)", PLAIN: f"the tables that {PLAIN} describes"}
@@ -45,7 +46,7 @@ def plan_of_database(folder: Path, drop: Drop) -> Plan:
         nodes[task.name] = NodeFiles(task.path, float_labels=task.task_type == "regression")
         all_tables.append(task)
         if task.receiver is not None:
-            edges_of = {(task.name, ANSWER, task.receiver): (QUESTION, task.target)}
+            edges_of = {(task.name, ANSWER, task.receiver): (QUESTION, task.targets[0])}
             all_tables.append(AnswerSpec(path=task.path, edges=edges_of, task=task))
     edges: dict[EdgeType, EdgeFiles] = {each: EdgeFiles() for table in all_tables for each in table.all_edges}
     if not edges:
@@ -104,7 +105,7 @@ class DatabaseUnpacking(Unpacking):
             return self.questions[plan.name].columns()
         seen = "true" if table.time is None else f"{table.time} < {NEVER if self.cut is None else self.cut}"
         hidden = self.manifest.hidden(plan.kind) if plan.kind else ()
-        cut = Cut(seen, plan.time_col, hidden)
+        cut = Cut(seen, plan.time_col, embedding(self.manifest.text), hidden)
         names = [name for name in plan.columns if name != plan.time_col or table.are_dates]
         features = [Feature(name, table.cells(name), cut=cut, asked=plan.kinds.get(name)) for name in names]
         made = [] if table.time is None else [Made(TIME, LONG, table.time)]

@@ -23,7 +23,7 @@ from lightning_gnn_dist.prepare.plan import BothEnds, TablePlan
 from lightning_gnn_dist.prepare.reading import columns_of, is_table, name_of
 
 RELBENCH, PLAIN = "manifest.yaml", "database.yaml"
-OF_DATABASE = {"val_timestamp", "test_timestamp", "tables", "name", "description", "manifest_version", "notes"}
+OF_DATABASE = {"val_timestamp", "test_timestamp", "tables", "text", "name", "description", "manifest_version", "notes"}
 OF_TABLE = {"pkey", "time_col", "fkeys", "columns"}
 KINDS = ("number", "category", "time", "text", "ignore")
 RECOMMENDATION = "recommendation"
@@ -31,6 +31,7 @@ AUTOCOMPLETE = "autocomplete"  # the kind of a task whose answers are a column, 
 TASK_TYPES = (
     "binary_classification",
     "multiclass_classification",
+    "multilabel_classification",
     "regression",
     RECOMMENDATION,
 )
@@ -47,7 +48,7 @@ class TaskSpec(TablePlan):
         task_type: One of ``TASK_TYPES``.
         entity_table: The table whose rows are asked about.
         entity_col: The column of their keys.
-        target: The column of the answer.
+        targets: The column of the answer, or several.
         hidden: Table and column of what must not be seen.
         receiver: The table whose rows are recommended, if the task recommends.
         k: How many of them are judged.
@@ -58,7 +59,7 @@ class TaskSpec(TablePlan):
     task_type: str
     entity_table: str
     entity_col: str
-    target: str
+    targets: tuple[str, ...]
     hidden: tuple[tuple[str, str], ...]
     receiver: str | None = None
     k: int = 10
@@ -139,6 +140,7 @@ class Manifest:
         tasks: The tasks, by name.
         val_time: Questions from here on validate, if that is told; rows from here on are in no statistics.
         test_time: Questions from here on test.
+        text: Module and function that turns texts into rows of numbers, if one is named.
         notes: What whoever made the folder has left out.
     """
 
@@ -147,6 +149,7 @@ class Manifest:
     tasks: Mapping[str, TaskSpec]
     val_time: int | None
     test_time: int | None
+    text: str | None
     notes: tuple[str, ...] = ()
 
     @classmethod
@@ -180,7 +183,7 @@ class Manifest:
         val_time, test_time = said.moment("val_timestamp"), said.moment("test_timestamp")
         if val_time is not None and test_time is not None and test_time <= val_time:
             raise ValueError(f"{path}: test_timestamp must be later than val_timestamp.")
-        return cls(path, tables, tasks, val_time, test_time, tuple(said.get("notes", ())))
+        return cls(path, tables, tasks, val_time, test_time, said.get("text"), tuple(said.get("notes", ())))
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -289,13 +292,14 @@ def _task(file: Path, tables: Mapping[str, TablePlan]) -> TaskSpec:
     words = _OF_PAIRS if recommends else {word: word for word in _OF_PAIRS}
     of_entity, of_column, of_target = words.values()
     entity = said.one_of(of_entity, said.get(of_entity), of_nodes)
-    column, time, target = said.get(of_column), said.get("time_col"), said.get(of_target)
+    column, time, targets = said.get(of_column), said.get("time_col"), said.get(of_target)
     if kind == AUTOCOMPLETE:
         column, time = column or tables[entity].key, time or tables[entity].time_col
-    if not isinstance(column, str) or not isinstance(target, str):
+    targets = tuple(targets) if isinstance(targets, list) else (targets,)
+    if not isinstance(column, str) or not targets or not isinstance(targets[0], str):
         missing = of_target if isinstance(column, str) else of_column
         raise ValueError(f"{file} names no {missing}: the column of the task's tables that holds it.")
-    hidden = _hidden(said, [[entity, target]] if kind == AUTOCOMPLETE else [], tables)
+    hidden = _hidden(said, [[entity, target] for target in targets if kind == AUTOCOMPLETE], tables)
     files = _files(file.parent, file)
     for path in files.values():
         said.check_columns([(column, of_column), (time, "time_col")], path)
@@ -306,8 +310,8 @@ def _task(file: Path, tables: Mapping[str, TablePlan]) -> TaskSpec:
     receiver, k = None, TaskSpec.k
     if recommends:
         receiver, k = said.one_of("dst_entity_table", said.get("dst_entity_table"), of_nodes), said.get("eval_k", k)
-    if not is_integer(k) or k < 1:
-        raise ValueError(f"{file}: eval_k must be a number of rows to recommend, got {shown(k)}.")
+    if not is_integer(k) or k < 1 or (recommends and len(targets) > 1):
+        raise ValueError(f"{file}: eval_k must be a number of rows to recommend, of one column, got {shown(k)}.")
     return TaskSpec(
         path=next(iter(files.values())),
         kind=name,
@@ -317,7 +321,7 @@ def _task(file: Path, tables: Mapping[str, TablePlan]) -> TaskSpec:
         task_type=task_type,
         entity_table=entity,
         entity_col=column,
-        target=target,
+        targets=targets,
         time_col=time,
         hidden=hidden,
         receiver=receiver,

@@ -18,7 +18,7 @@ from lightning_gnn_dist.graph.storage.npy import Column, save
 from lightning_gnn_dist.graph.typed.tables import ANSWERED, NEVER, TIME, TableTask, as_told
 from lightning_gnn_dist.prepare.arrays import SPLIT_WORDS, SPLITS, check_classes
 from lightning_gnn_dist.prepare.columns import BOOL, FLOAT, LONG, Columns, Made
-from lightning_gnn_dist.prepare.engine import NO_ROWS, OWN, ROW, Table, Work, literal, quoted, told
+from lightning_gnn_dist.prepare.engine import NO_ROWS, OWN, ROW, WHOLE, Table, Work, literal, quoted, told
 from lightning_gnn_dist.prepare.reading import bad_lines, load
 from lightning_gnn_dist.prepare.unpack import with_keys
 
@@ -42,7 +42,7 @@ class Questions:
         for split, path in spec.files.items():
             with told(path):
                 parts.append(part := load(work, f"{name} {split}", path))
-                self._check_target(part, split)
+                self._check_targets(part, split)
                 at = SPLITS.index(split) if split in SPLITS else -1
                 rows.append(f"SELECT * REPLACE ({ROW} + {num_rows} AS {ROW}), {at} AS {SPLIT} FROM {part.name}")
                 lengths[path] = f"SELECT count(*) FROM {part.name}"
@@ -61,16 +61,16 @@ class Questions:
         )
         self.table = with_keys(work, f"task {spec.name}", table, [spec.entity_col], spec.time_col, digits=True)
         self.time = self.table.time
-        self.cells = self.table.cells(spec.target)
-        self.where = f"{spec.path}: the answers {spec.target!r}"
+        self.cells = [self.table.cells(target) for target in spec.targets]
+        self.where = f"{spec.path}: the answers {', '.join(map(repr, spec.targets))}"
         self.split = self._split()
 
-    def _check_target(self, part: Table, split: str) -> None:
+    def _check_targets(self, part: Table, split: str) -> None:
         """Refuse a file without a column of answers, unless it is to test."""
-        if self.spec.target not in part.types and split != "test":
+        without = [target for target in self.spec.targets if target not in part.types]
+        if without and split != "test":
             raise ValueError(
-                f"{part.source} has no column {self.spec.target!r}, the answers of the task: it has "
-                f"{sorted(part.types)}."
+                f"{part.source} has no column {without[0]!r}, the answers of the task: it has {sorted(part.types)}."
             )
 
     def _split(self) -> str:
@@ -106,14 +106,14 @@ class Questions:
     @property
     def answers(self) -> str:
         """The SQL of the keys that a task recommends, as a list of words."""
-        cells = self.cells
+        (cells,) = self.cells
         if cells.is_list:
             return f"CAST({cells.name} AS VARCHAR[])"
         return f"string_split_regex(trim({cells.name}), '\\s+')" if cells.is_text else f"[{cells.word}]"
 
     def answer_table(self, name: str) -> Table:
         """The answers of a task that recommends, a row for each."""
-        target, cells = self.spec.target, self.cells
+        (target,), (cells,) = self.spec.targets, self.cells
         time = "" if self.time is None else f", {self.time} AS {ASKED_AT}"
         rows = f"SELECT unnest({self.answers}) AS {quoted(target)}, {ROW}{time} FROM {self.table.name}"
         self.work.run(
@@ -184,40 +184,67 @@ class Questions:
 
     def _label(self, task: TableTask) -> tuple[Made, str, TableTask]:
         """The labels of all questions, the SQL of whether there is one, and what the task asks."""
-        kind, cells = self.spec.task_type, self.cells
-        if cells.is_list:
+        kind, (first, *_) = self.spec.task_type, self.cells
+        if kind == "multilabel_classification":
+            return self._labels(task)
+        if first.is_list:
             raise ValueError(f"{self.where} are lists, and those of a {kind} are none.")
-        is_number = f"{cells.real} IS NOT NULL"
-        is_word = f"{cells.value} IS NOT NULL AND NOT {is_number} AND lower({cells.word}) <> 'nan'"
-        wrong = f"{cells.number} % 1.0::DOUBLE <> 0 OR {cells.number} < 0"
+        is_number = f"{first.real} IS NOT NULL"
+        is_word = f"{first.value} IS NOT NULL AND NOT {is_number} AND lower({first.word}) <> 'nan'"
+        wrong = f"{first.number} % 1.0::DOUBLE <> 0 OR {first.number} < 0"
         are_words, infinite, odd, highest = self._look(
-            f"count(*) FILTER ({is_word}), count(*) FILTER (isinf({cells.number})), "
-            f"count(*) FILTER ({is_number} AND ({wrong})), max({cells.number}) FILTER ({is_number})"
+            f"count(*) FILTER ({is_word}), count(*) FILTER (isinf({first.number})), "
+            f"count(*) FILTER ({is_number} AND ({wrong})), max({first.number}) FILTER ({is_number})"
         )
-        there = f"{cells.value} IS NOT NULL" if are_words else is_number
+        there = f"{first.value} IS NOT NULL" if are_words else is_number
         if kind == "regression":
             if are_words or infinite:
                 raise ValueError(f"{self.where} must be finite numbers of a regression.")
-            rows = f"SELECT {cells.number} AS n FROM {self.table.name} WHERE {self._train(there)} ORDER BY {ROW}"
+            rows = f"SELECT {first.number} AS n FROM {self.table.name} WHERE {self._train(there)} ORDER BY {ROW}"
             if len(numbers := np.asarray(self.work.db.sql(rows).fetchnumpy()["n"], np.float64)):
                 std = float(numbers.std(ddof=int(len(numbers) > 1))) or 1.0
                 task = replace(task, mean=float(numbers.mean()), std=std)
-            label = Made("y", FLOAT, f"coalesce({cells.number}, 'nan'::DOUBLE)")
+            label = Made("y", FLOAT, f"coalesce({first.number}, 'nan'::DOUBLE)")
             return label, there, replace(task, num_outputs=1)
-        distinct = f"SELECT DISTINCT {cells.value} FROM {self.table.name} WHERE"
+        distinct = f"SELECT DISTINCT {first.value} FROM {self.table.name} WHERE"
         words = sorted(word for (word,) in self.work.run(f"{distinct} {self._train(there)}"))
-        label = Made("y", LONG, f"coalesce(TRY_CAST({cells.number} AS BIGINT), -1)")
+        label = Made("y", LONG, f"coalesce(TRY_CAST({first.number} AS BIGINT), -1)")
         if are_words:
             found = [word for (word,) in self.work.run(f"{distinct} {there} ORDER BY 1")]
             check_classes(found, self.where)
             if unknown := [word for word in found if word not in words]:
                 raise ValueError(f"{self.where} hold {unknown[0]!r}, which no question to train on has as answer.")
-            label, odd, highest = Made("y", LONG, cells.value, words=words), 0, len(words) - 1
+            label, odd, highest = Made("y", LONG, first.value, words=words), 0, len(words) - 1
         is_binary = kind == "binary_classification"
         if odd or (is_binary and (len(words) > 2 or (highest or 0) > 1)):
             wanted = "0 and 1, or two words" if is_binary else "whole numbers from 0, or words"
             raise ValueError(f"{self.where} must be {wanted} of a {kind}, and are {', '.join(words[:5])}.")
         return label, there, replace(task, num_outputs=1 if is_binary else int(highest or 0) + 1)
+
+    def _labels(self, task: TableTask) -> tuple[Made, str, TableTask]:
+        """The same of several labels, in a list or in columns."""
+        (first, *others), width = self.cells, len(self.cells)
+        there, of_all = f"{first.name} IS NOT NULL", first.name
+        if first.is_list:
+            shortest, width = self._look(f"min({first.length}), max({first.length})")
+            if shortest != width or first.type.removesuffix("[]") not in WHOLE | {"FLOAT", "DOUBLE"}:
+                told_way = "of words: a number per label is needed"
+                raise ValueError(f"{self.where} holds lists of unequal length, or {told_way}.")
+        else:
+            there = " AND ".join(f"{each.real} IS NOT NULL" for each in self.cells)
+            words = (f"count({each.value}) > count({each.number})" for each in self.cells)
+            if not others or self._look(" OR ".join(words))[0]:
+                raise ValueError(
+                    f"{self.spec.path}: the answers {self.spec.targets[0]!r} must be lists of 0 and 1 (in Parquet), or "
+                    "a column for each label, target_col: [first, second]."
+                )
+            of_all = f"[{', '.join(f'coalesce({each.real}, 0)' for each in self.cells)}]"
+        fits = f"list_bool_and(list_transform({of_all}, lambda e: coalesce(e IN (0, 1), false)))"
+        if self._look(f"count(*) FILTER ({there} AND NOT {fits})")[0]:
+            raise ValueError(f"{self.where} must be one 0 or 1 for each label of a multilabel_classification.")
+        none = f"[{', '.join('0' * width)}]"
+        label = Made("y", LONG, f"CAST(coalesce({of_all}, {none}) AS BIGINT[])", width)
+        return label, there, replace(task, num_outputs=width)
 
     def _check_order(self) -> None:
         """Refuse questions to train on that are asked when others judge."""

@@ -13,13 +13,15 @@ from torchmetrics.classification import (
     BinaryAveragePrecision,
     MulticlassAccuracy,
     MulticlassF1Score,
+    MultilabelAUROC,
+    MultilabelAveragePrecision,
 )
 from torchmetrics.regression import MeanAbsoluteError, R2Score
 
 from lightning_gnn_dist.extensions.links.ranking import RecommendingHead
 from lightning_gnn_dist.graph.typed.tables import Tables
 
-BINARY, CLASSES, REGRESSION = "binary_classification", "multiclass_classification", "regression"
+BINARY, CLASSES, LABELS = "binary_classification", "multiclass_classification", "multilabel_classification"
 
 
 def head_of(tables: Tables, task: str, channels: int) -> TaskHead | RecommendingHead:
@@ -46,11 +48,6 @@ class TaskHead(nn.Module):
     def __init__(self, tables: Tables, task: str, channels: int) -> None:
         super().__init__()
         self.task = tables.task(task)
-        if self.task.task_type not in (BINARY, CLASSES, REGRESSION):
-            raise ValueError(
-                f"Task {task!r} is a {self.task.task_type}, which went: write a binary_classification for each label, "
-                "and prepare again."
-            )
         self.linear = nn.Linear(channels, self.task.num_outputs)
 
     def forward(self, rows: Mapping[str, Tensor], batch: HeteroData) -> Tensor:
@@ -63,7 +60,7 @@ class TaskHead(nn.Module):
         y = batch[self.task.name].y
         if self.task.task_type == CLASSES:
             return functional.cross_entropy(said, y)
-        if self.task.task_type == BINARY:
+        if self.task.task_type in (BINARY, LABELS):
             return functional.binary_cross_entropy_with_logits(said, y.view_as(said).float())
         return functional.l1_loss(said.squeeze(1), (y - self.task.mean) / self.task.std)
 
@@ -71,8 +68,8 @@ class TaskHead(nn.Module):
         """The same as probabilities, or as numbers of a regression: what metrics take and users read."""
         if self.task.task_type == CLASSES:
             return said.softmax(1)
-        if self.task.task_type == BINARY:
-            return said.sigmoid().squeeze(1)
+        if self.task.task_type in (BINARY, LABELS):
+            return said.sigmoid().squeeze(1) if self.task.task_type == BINARY else said.sigmoid()
         return said.squeeze(1) * self.task.std + self.task.mean
 
     def judge(self, metrics: MetricCollection, said: Tensor, batch: HeteroData) -> None:
@@ -87,6 +84,8 @@ class TaskHead(nn.Module):
             found = {"auroc": BinaryAUROC(), "ap": BinaryAveragePrecision()}
         elif self.task.task_type == CLASSES:
             found = {"accuracy": MulticlassAccuracy(count, average="micro"), "f1": MulticlassF1Score(count)}
+        elif self.task.task_type == LABELS:
+            found = {"auroc": MultilabelAUROC(count), "ap": MultilabelAveragePrecision(count)}
         else:
             found = {"nmae": NormalizedError(self.task.std), "mae": MeanAbsoluteError(), "r2": R2Score()}
         # Groups are found by comparing states, which ranks with other questions could find otherwise.

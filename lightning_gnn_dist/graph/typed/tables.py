@@ -52,7 +52,8 @@ class TableTask:
 
     Args:
         name: Its name, which is that of the node type of its questions.
-        task_type: ``binary_classification``, ``multiclass_classification``, ``regression`` or ``recommendation``.
+        task_type: ``binary_classification``, ``multiclass_classification``, ``multilabel_classification``,
+            ``regression`` or ``recommendation``.
         entity: The table whose rows are asked about.
         num_outputs: Numbers that a model says about a question; none if it recommends.
         mean: Of a regression the mean of the training questions.

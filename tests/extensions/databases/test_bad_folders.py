@@ -74,6 +74,8 @@ BAD: list[tuple[dict[str, str | None], str]] = [
     (changed(B, ",1000,", ",dear,"), "'price' holds 'dear' in row 4, which is no number, as nearly all others are"),
     (changed(B, ",1000,", ",inf,"), "'price' holds 'inf' in row 4, which is no finite number: .*--drop price"),
     (changed(B, "2024-05-01", "soon"), "'due' holds 'soon' in row 5, and times are dates"),
+    (changed(D, "tables:", "text: no_module:embed\ntables:"), "text names 'no_module:embed', .* cannot be imported"),
+    (changed(D, "tables:", "text: builtins:len\ntables:"), "it must return one row of finite numbers"),
     # Tasks.
     (changed(T, "binary_classification", "ranking"), "task_type must be one of"),
     (changed(T, "entity_col: who\n", ""), "names no entity_col"),
@@ -106,7 +108,7 @@ BAD: list[tuple[dict[str, str | None], str]] = [
         "val.csv has no rows: leave the table out, or fill it",
     ),
     ({L: "who,at,stays,split\na3,2024-02-01,1,learn\n"}, "'split' holds 'learn' in row 1"),
-    (changed(T, "binary_", "multilabel_"), "task_type must be one of"),
+    (changed(T, "binary_", "multilabel_"), "must be lists of 0 and 1"),
     ({"tasks/order/manifest.yaml": TASK, "tasks/order/labels.csv": FILES[L]}, "'order' is a table and a task"),
 ]
 

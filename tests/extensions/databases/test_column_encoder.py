@@ -67,31 +67,33 @@ def test_a_task_does_not_see_what_it_hides(path: Path) -> None:
     assert ColumnEncoder(tables, "comes", 4)(batch)["order"].shape == (batch["order"].num_nodes, 4)
 
 
-@pytest.mark.parametrize(("task_type", "column"), [("regression", "cost"), ("binary_classification", "big")])
-def test_a_column_that_is_predicted_is_no_feature(tmp_path: Path, task_type: str, column: str) -> None:
+@pytest.mark.parametrize(
+    ("task_type", "columns"), [("regression", ["cost"]), ("multilabel_classification", ["big", "red"])]
+)
+def test_a_column_that_is_predicted_is_no_feature(tmp_path: Path, task_type: str, columns: list[str]) -> None:
     """Whatever is in it, batches are the same but for labels; the other columns of its rows are there."""
-    task = f"kind: autocomplete\ntask_type: {task_type}\nentity_table: order\ntarget_col: {column}\n"
+    task = f"kind: autocomplete\ntask_type: {task_type}\nentity_table: order\ntarget_col: [{', '.join(columns)}]\n"
     heading, *rows = FILES["order.csv"].splitlines()
     batches = []
     for shift in range(2):
         cells = [{"cost": at % 4, "big": at % 2, "red": at // 2 % 2} for at in range(len(rows))]
         for row in cells:
-            row[column] = (row[column] + shift) % (4 if column == "cost" else 2)
+            row |= {column: (row[column] + shift) % (4 if column == "cost" else 2) for column in columns}
         orders = [f"{row},{','.join(map(str, of.values()))}" for row, of in zip(rows, cells, strict=True)]
         keys = [(row.split(",")[0], row.split(",")[3]) for row in rows]
-        labels = [",".join(map(str, [*key, of[column]])) for key, of in zip(keys, cells, strict=True)]
+        labels = [",".join(map(str, [*key, *map(of.get, columns)])) for key, of in zip(keys, cells, strict=True)]
         more = {
             "order.csv": "\n".join([f"{heading},cost,big,red", *orders]),
             "tasks/guess/manifest.yaml": task,
-            "tasks/guess/labels.csv": "\n".join([f"number,at,{column}", *labels]),
+            "tasks/guess/labels.csv": "\n".join([",".join(["number", "at", *columns]), *labels]),
         }
         path = tmp_path / f"graph{shift}"
         lgd.prepare_graph(write(tmp_path / f"source{shift}", FILES | more), path)
         batches.append(batch_of(path, "guess"))
         seen = {feature.column for feature in read_tables(path).seen_by("guess")["order"]}
-        assert {"cost", "big", "red", "price"} - seen == {column}
+        assert {"cost", "big", "red", "price"} - seen == set(columns)
     first, second = batches
-    assert first["guess"].y.shape == (4,)
+    assert first["guess"].y.shape == ((4, 2) if len(columns) > 1 else (4,))
     assert not first["guess"].y.equal(second["guess"].y)
     assert first["order"].num_nodes >= 4 and set(first["order"].keys()) == set(second["order"].keys())
     for name, array in first["order"].items():
@@ -143,6 +145,7 @@ def test_a_task_that_is_not_there_is_refused(path: Path) -> None:
 HEADS: list[tuple[str, int, Any]] = [
     ("binary_classification", 1, torch.tensor([1, 0, 1, 0])),
     ("multiclass_classification", 3, torch.tensor([2, 0, 1, 2])),
+    ("multilabel_classification", 2, torch.tensor([[1, 0], [0, 1], [1, 1], [0, 0]])),
     ("regression", 1, torch.tensor([5.0, 7.0, 9.0, 11.0])),
 ]
 
@@ -166,18 +169,15 @@ def test_what_a_head_says_is_judged(task_type: str, outputs: int, y: torch.Tenso
         assert torch.allclose(head.loss(said, batch), functional.binary_cross_entropy(said.sigmoid()[:, 0], y.float()))
         pairs = said[y == 1] > said[y == 0].T
         assert figures["val_auroc"] == pytest.approx(float(pairs.float().mean()))
-        assert figures["val_ap"] == pytest.approx(average_precision(said[:, 0].tolist(), y.tolist()))
     elif task_type == "multiclass_classification":
         assert torch.allclose(head.loss(said, batch), -said.log_softmax(1)[range(4), y].mean())
         assert figures["val_accuracy"] == pytest.approx(float((said.argmax(1) == y).float().mean()))
+    elif task_type == "multilabel_classification":
+        assert torch.allclose(head.loss(said, batch), functional.binary_cross_entropy(said.sigmoid(), y.float()))
+        expected = [average_precision(said[:, at].tolist(), y[:, at].tolist()) for at in range(2)]
+        assert figures["val_ap"] == pytest.approx(sum(expected) / 2)
     else:
         assert torch.allclose(head.loss(said, batch), (said[:, 0] - (y - 8) / 2).abs().mean())
         said = said.detach()
         error = float((said[:, 0] * 2 + 8 - y).abs().mean())
         assert figures["val_mae"] == pytest.approx(error) and figures["val_nmae"] == pytest.approx(error / 2)
-
-
-def test_a_task_of_a_release_before_is_refused() -> None:
-    tables = Tables({}, {"t": TableTask("t", "multilabel_classification", "a", 2)}, ())
-    with pytest.raises(ValueError, match="write a binary_classification for each label"):
-        head_of(tables, "t", 3)

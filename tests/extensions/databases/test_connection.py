@@ -178,6 +178,17 @@ def test_the_command_says_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFi
     assert "unused has no rows: it is left out." in said
 
 
+def test_a_yaml_with_tasks_beside_it_says_the_same(tmp_path: Path) -> None:
+    files = {
+        name: text for name, text in FILES.items() if name.startswith(("tasks/", "database")) and "csv" not in name
+    }
+    files["database.yaml"] = (
+        "val_timestamp: 2024-03-01\ntest_timestamp: 2024-04-01\ntables: {order: {columns: {note: text}}}"
+    )
+    folder = write(tmp_path / "beside", files | {"tasks/stays/labels.sql": QUERY})
+    check(sqlite_at(tmp_path / "shop.db"), tmp_path, folder / "database.yaml")
+
+
 def test_a_copy_is_made_anew_for_other_tasks_and_rows(tmp_path: Path) -> None:
     connection, told = sqlite_at(tmp_path / "shop.db"), list[str]()
     for tasks, at in ((SQL, 1), (SQL, 1), (SQL + "-- another\n", 1), (SQL + "-- another\n", 2)):
@@ -242,7 +253,7 @@ def test_cells_of_sqlite_have_types_of_their_own(tmp_path: Path) -> None:
     graph, tables = Graph.open(tmp_path / "graph"), read_tables(tmp_path / "graph")
     assert graph.types.edge_types == (("node", "edge", "node"), ("node", "rev_edge", "node"))
     assert {each.column for each in tables.features["node"]} == {"late", "mixed", "size"}
-    assert tables.notes == ("node.picture holds bytes: it is left out.",)
+    assert tables.notes == ("node.picture holds bytes that are no text: it is left out.",)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graph", "odd#1%20.db"]  # no other file was made
     assert graph.to_pyg()["node", "edge", "node"].edge_index.shape == (2, 4000)
 
@@ -263,7 +274,6 @@ def _with_sql(text: str) -> Broken:
     [
         (lambda folder: ("mysql://me:secret@host/shop", None), r"mysql://me:...@host/shop is of no database"),
         (lambda folder: (f"sqlite:///{folder}/no.db", None), "no.db does not exist"),
-        (lambda folder: (sqlite_at(folder / "shop.db"), folder / "database.yaml"), "is no file of SQL"),
         (_with_sql("SELECT 1;\n"), "a query that is of no task: write -- task: NAME above it"),
         (_with_sql("-- task: a\nSELECT 1;\n-- task: a\nSELECT 1;\n"), "two tasks called 'a'"),
         (_with_sql("-- task: a\n-- task_type: regression\n"), "task 'a' has no query"),

@@ -199,6 +199,13 @@ def test_dates_in_parquet_are_no_keys(tmp_path: Path) -> None:
     assert "'of' holds '2022-01-08 00:00:00' in row 1" in str(refusal.value)
 
 
+def test_answers_of_several_labels(tmp_path: Path) -> None:
+    task = TASK.replace("binary", "multilabel").replace("target_col: stays", "target_col: [stays, pays]")
+    labels = LABELS.format("stays,pays", "1,1", "0,1", "1,0", "0,0", "1,1")
+    graph = prepared(tmp_path, FILES | {"tasks/stays/manifest.yaml": task, "tasks/stays/labels.csv": labels})
+    assert graph.types.node_arrays["stays"]["y"].tolist() == [[1, 1], [0, 1], [1, 0], [0, 0], [1, 1]]
+
+
 BUYS = """\
 task_type: recommendation
 src_entity_table: customer
@@ -249,7 +256,7 @@ def test_answers_of_a_task_that_recommends_are_edges(tmp_path: Path) -> None:
         ("dst_entity_table: order", "dst_entity_table: orders", "dst_entity_table must be one of .*, got 'orders'"),
         ("src_entity_col: who\n", "", "names no src_entity_col"),
         ("time_col: at\n", "", "has no time_col"),
-        ("eval_k: 3", "eval_k: 0", "eval_k must be a number of rows to recommend, got 0"),
+        ("eval_k: 3", "eval_k: 0", "eval_k must be a number of rows to recommend, of one column, got 0"),
         ("eval_k: 3", "eval_ks: 3", "says eval_ks, which nobody knows: did you mean eval_k"),
         ("b7,2024-03-02", "b7,2024-02-01", "is trained at 2024-02-01 00:00:00, not before its first"),
         ("13 16", "13 99", "'what' holds '99' in row 1, which no row of .*order.csv has as its number"),
@@ -303,6 +310,14 @@ def test_kinds_are_told_or_found(tmp_path: Path) -> None:
         Feature("name", "categories", 0, 1, 2),  # no name is there twice
         Feature("level", "categories", 1, 1, 5),
     )
+
+
+def test_texts_by_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_length = "def lengths(texts):\n    return [[len(text), 1] for text in texts]\n"
+    (tmp_path / "lengths_of_texts.py").write_text(by_length)
+    monkeypatch.syspath_prepend(tmp_path)
+    graph = prepared(tmp_path, FILES | {"database.yaml": MANIFEST + "text: lengths_of_texts:lengths\n"})
+    assert column(graph, "order", "note").tolist() == [[4, 1, 0], [0, 0, 1], [9, 1, 0], [4, 1, 0], [5, 1, 0], [5, 1, 0]]
 
 
 def test_a_row_without_a_time_is_never_seen(tmp_path: Path) -> None:
