@@ -289,9 +289,8 @@ def check_ids(name: str, value: Any) -> None:
     check_tensor(name, value, "node ids")
     check_plain(name, value)
     if value.dim() != 1 or not holds_integers(value):
-        raise ValueError(
-            f"{name} must be a vector of node ids, got {shown(value)}. Turn a mask into ids by mask.nonzero().view(-1)."
-        )
+        way_out = "Turn a mask into ids with mask.nonzero().view(-1)."
+        raise ValueError(f"{name} must be a vector of node ids, got {shown(value)}. {way_out}")
 
 
 def holds_integers(tensor: Tensor) -> bool:

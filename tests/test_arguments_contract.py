@@ -255,7 +255,7 @@ def test_a_duration_is_longer_than_nothing(value: timedelta) -> None:
         (np.arange(3), r"a numpy array of int64 and shape \(3,\)\. Make it one: torch\.as_tensor\(nodes\)"),
         ([0, 1], r"got \[0, 1\]\. Make it one: torch\.as_tensor\(nodes\)"),
         (torch.tensor([0.5]), "nodes must be a vector of node ids, got a tensor of torch.float32"),
-        (torch.ones(30, dtype=torch.bool), r"Turn a mask into ids by mask\.nonzero\(\)\.view\(-1\)"),
+        (torch.ones(30, dtype=torch.bool), r"Turn a mask into ids with mask\.nonzero\(\)\.view\(-1\)"),
         (torch.tensor([[0]]), "nodes must be a vector"),
     ],
 )
