@@ -18,12 +18,7 @@ from lightning_gnn_dist.boundary.boundary import Boundary, Isolated
 from lightning_gnn_dist.boundary.coverage import Coverage
 from lightning_gnn_dist.checks import shown
 from lightning_gnn_dist.graph.graph import Graph, bytes_per_edge, bytes_per_node, reopened, typed_graph
-from lightning_gnn_dist.graph.rows import (
-    Lookup,
-    count_edges,
-    degrees_of,
-    row_pieces,
-)
+from lightning_gnn_dist.graph.rows import Lookup, count_edges, degrees_of, row_pieces
 from lightning_gnn_dist.graph.typed.build import induced
 from lightning_gnn_dist.homes.access import OnePart
 from lightning_gnn_dist.homes.residency import Plan, ReadChunks

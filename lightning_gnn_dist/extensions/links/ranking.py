@@ -76,9 +76,8 @@ def highest(scores: Tensor, k: int) -> Tensor:
     """Return where the ``k`` highest scores of each row stand, the highest first: of equal ones the first."""
     values, at = scores.topk(min(k + 1, scores.shape[1]))
     if values.shape[1] > k:
-        is_open = (values[:, k] == values[:, k - 1]) & (
-            values[:, k] > -math.inf
-        )  # which of them topk takes is not said
+        # Of equal scores topk does not say which it takes.
+        is_open = (values[:, k] == values[:, k - 1]) & (values[:, k] > -math.inf)
         at = at[:, :k]
         at[is_open] = scores[is_open].sort(dim=1, descending=True, stable=True).indices[:, :k]
     at = at.sort(1).values
