@@ -133,8 +133,8 @@ def check_rows(kind: str, arrays: Mapping[str, Tensor], length: int) -> None:
         if scale is not None and scale.is_floating_point() and scale.numel() == length:
             shape = ", ".join(["-1", *["1"] * (array.dim() - 1)])
             raise ValueError(  # a release before multiplied them
-                f"{name} is int8 and {name}_scale has its scales, which nothing multiplies any more: store {name} as "
-                f"float16, ({name} * {name}_scale.view({shape})).half(), and leave {name}_scale out."
+                f"{name} is int8, and nothing multiplies it with {name}_scale any more, so store ({name} * "
+                f"{name}_scale.view({shape})).half() as {name} and leave {name}_scale out: batches widen float16."
             )
     for name, array in arrays.items() if kind == "node" else ():
         if name.endswith("_mask") and array.dtype != torch.bool:

@@ -68,7 +68,7 @@ def test_it_goes_back_to_pyg() -> None:
         ({"x": torch.ones(4, 0)}, "rows without a number"),
         (
             {"x": torch.ones(4, 2, dtype=torch.int8), "x_scale": torch.ones(4)},
-            "store x as float16, .x . x_scale.view.-1, 1.*leave x_scale out",
+            "store .x . x_scale.view.-1, 1...half.. as x and leave x_scale out",
         ),
     ],
 )

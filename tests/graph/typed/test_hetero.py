@@ -198,6 +198,11 @@ def write(graph: Graph, path: Path, arrays: dict[str, torch.Tensor], **about: An
         ({"edge_type": torch.full((99,), 5, dtype=torch.uint8)}, {}, r"edge_type must lie in \[0, 5\), got 5 to 5"),
         ({"edge_type": torch.zeros(99, dtype=torch.int32)}, {}, r"edge_type must hold torch.uint8|meta.json"),
         ({"nodes/paper/x": torch.ones(3, 2)}, {}, r"data\['paper'\]: x has shape \(3, 2\)"),
+        (
+            {"nodes/paper/x": torch.ones(12, 2, dtype=torch.int8), "nodes/paper/x_scale": torch.ones(12)},
+            {},
+            r"so store \(x \* x_scale\.view\(-1, 1\)\)\.half\(\) as x and leave x_scale out\)",
+        ),
         ({}, {"nodes": [["paper", 12], ["author", 7]]}, "names the node type 'venue', which is not there"),
         ({}, {"nodes": [["paper", 12], ["author", 6], ["venue", 4]]}, r"data\['author'\]: x has shape"),
         ({}, {"nodes": [["paper", "x"]]}, "meta.json does not fit"),
