@@ -103,8 +103,8 @@ def check_times(name: str, times: Tensor, row: str) -> None:
     """Refuse times that are not one integer for each ``row``, and those that stand for no time."""
     if times.dim() != 1 or not holds_integers(times):
         raise ValueError(
-            f"{name} must hold one integer for each {row}, such as seconds since 1970, got {shown(times)}: turn "
-            f"fractions into a smaller unit, (1000 * data.{name}).round().long()."
+            f"{name} must hold one integer for each {row}, such as seconds since 1970, got {shown(times)}: "
+            f"data.{name} = (1000 * data.{name}).round().long() keeps thousandths; in tables write whole numbers."
         )
     if times.dtype == torch.int64 and bool((missing := times == BEFORE_ALL).any()):
         raise ValueError(

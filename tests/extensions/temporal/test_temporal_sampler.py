@@ -264,7 +264,7 @@ BAD: dict[str, tuple[Any, Any, dict[str, Any], str]] = {
         [1.5, 2.0],
         [1, 1, 1],
         {},
-        r"one integer for each edge, .*\.round\(\)\.long\(\)\.",
+        r": data\.edge_time = \(1000 \* data\.edge_time\)\.round\(\)\.long\(\) .* in tables",
     ),
     "fractions of a node": ([1, 1], [NAN, 1.0, 1.0], {}, "time must hold one integer for each node"),
     "no time of pandas": ([1, LEAST], [1, 1, 1], {}, r"edge_time of edge 1 is -2\*\*63, which pandas writes"),
