@@ -26,7 +26,7 @@ GONE: dict[str, str] = {
     "Trainer.strategy='choose'": "name one, 'grappa' first (docs/choosing.md has a table)",
     "Auto.exchange": "name it, boundary=Exchange(), which takes WholePartSampler and GrappaStrategy or DDP",
     "Auto.work": "name the halo, boundary=Halo(2), which may take any work",
-    "Halo.neighbors": "give bytes=..., which keeps the nodes with the most edges into the part",
+    "Halo.neighbors": "leave it out, or give bytes=..., which keeps the nodes with the most edges into the part",
     "inspect --bandwidth": "divide bytes by the wire's rate (docs/wire.md)",
     **dict.fromkeys(("inspect --batch-size", "inspect --fanout"), "leave it out: nothing that is left draws batches"),
     "inspect --cache": "try Loading(cache_bytes=...), and read data/cache_hit_rate of a fit",
