@@ -167,7 +167,7 @@ def edge_types(folder: str) -> list[Any]:
 
 FITS: dict[str, tuple[str, dict[str, Any]]] = {
     "llcg": ("llcg", {}),
-    "llcg with halos": ("llcg", {"boundary": lgd.Halo(2, bytes=3000)}),
+    "llcg with halos": ("llcg", {"boundary": lgd.Halo(2)}),
     "grappa": ("grappa", {}),
     "grappa with halos": ("grappa", {"boundary": lgd.Halo(1)}),
     "local_sgd on whole parts": ("local_sgd", {"sampler": lgd.WholePartSampler(2)}),
