@@ -64,7 +64,6 @@ GONE: dict[str, str] = {
     "RunReport.monitor": "leave it out: the loggers of the trainer have the metrics of every round",
     **dict.fromkeys(("best_links", "predict --best_links"), "rank products of rows: docs/links.md, The best new links"),
     "quantize_rows": "store features as float16, data.x = data.x.half()",
-    "ColumnEncoder.drop": "leave the column out as you prepare (--drop NAME)",
     "lightning-gnn-dist shop": "in a clone, python examples/shop.py shop writes the same tables",
     **dict.fromkeys(
         ("Launch.start_method='spawn'", "Launch.start_method='forkserver'"),
