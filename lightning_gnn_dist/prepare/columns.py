@@ -519,17 +519,20 @@ def time_of(cells: Cells, name: str, array: str, look: Any, bad: list[Bad], neve
         array: What the array is called.
         look: What a look at the column has told, as in ``COUNTS``.
         bad: Gets what is wrong.
-        never: The time of a row without one; None where each has one.
+        never: The time of a row without one; None where each has one, which may be a number with a fraction then.
     """
     if cells.is_date or cells.is_list or look.numbers < look.there:
-        what = "and times are dates, such as 2024-07-01 12:00:00, or whole numbers."
+        numbers = "whole numbers" if never else "numbers, such as days or seconds since 1970"
+        what = f"and times are dates, such as 2024-07-01 12:00:00, or {numbers}."
         bad.append((name, f"{cells.name} IS NOT NULL AND {cells.seconds} IS NULL", what))
         return Made(array, LONG, f"coalesce({cells.seconds}, {never or 0})", are_dates=True)
     if look.whole == look.there and not cells.is_real:
         return Made(array, LONG, cells.whole if never is None else f"coalesce({cells.whole}, {never})")
+    if never is None:
+        return Made(array, FLOAT if cells.type == "FLOAT" else DOUBLE, cells.number)
     what = "and times are whole numbers, such as seconds since 1970, or dates."
-    bad.append((name, f"({cells.real}) % 1.0::DOUBLE <> 0 OR abs({cells.real}) >= {never or 1 << 62}", what))
-    return Made(array, LONG, f"coalesce(TRY_CAST({cells.real} AS BIGINT), {never or 0})")
+    bad.append((name, f"({cells.real}) % 1.0::DOUBLE <> 0 OR abs({cells.real}) >= {never}", what))
+    return Made(array, LONG, f"coalesce(TRY_CAST({cells.real} AS BIGINT), {never})")
 
 
 def _of_edges(name: str) -> str:

@@ -113,10 +113,7 @@ def test_times_may_be_dates(tmp_path: Path) -> None:
     assert Graph.open(tmp_path / "graph").types.node_arrays["a"]["born"].tolist() == [86_400, 5]
 
 
-@pytest.mark.parametrize(
-    "times",
-    [("1717200050", "1717200000"), ("1717200050.0", "1717200000.0"), ("2024-06-01 00:00:50", "2024-06-01")],
-)
+@pytest.mark.parametrize("times", [("1717200050", "1717200000"), ("2024-06-01 00:00:50", "2024-06-01")])
 def test_times_of_edges_of_one_type_are_whole_numbers(times: tuple[str, str], tmp_path: Path) -> None:
     edges = f"source,target,time,w\n007,1_000,{times[0]},0.5\n1_000,007,{times[1]},1.5\n"
     graph = prepared(tmp_path, edges=edges, time="time")
@@ -129,11 +126,6 @@ def test_times_of_edges_of_one_type_are_whole_numbers(times: tuple[str, str], tm
     ):
         with pytest.raises(ValueError, match=message):
             prepare_graph(tmp_path / source, tmp_path / "other", time="at")
-
-
-def test_times_with_fractions_are_refused_as_no_sampler_takes_them(tmp_path: Path) -> None:
-    with pytest.raises(Problems, match=r"holds '1\.5' in row 2, and times are whole numbers"):
-        prepared(tmp_path, edges="source,target,time\n007,1_000,2.0\n1_000,007,1.5\n", time="time")
 
 
 @pytest.mark.parametrize(
