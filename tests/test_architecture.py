@@ -46,7 +46,7 @@ KNOWS_NO_BATCH = "engine"  # neither PyG nor Lightning
 MAX_FUNCTION_LINES = 60
 BESIDE_THE_CORE = {"extensions", "prepare"}  # what the strategies and the data module do without
 # What may only fall: modules, lines of code and modules beside the core that these import, themselves among them.
-MAX_CLOSURES = {("strategies",): (31, 4_309, 0), ("strategies", "data/datamodule.py"): (77, 11_510, 0)}
+MAX_CLOSURES = {("strategies",): (31, 4_300, 0), ("strategies", "data/datamodule.py"): (77, 11_496, 0)}
 MAX_ARGUMENTS = 12  # of a constructor
 
 Rule = Callable[[Path], Iterator[str]]

@@ -25,9 +25,20 @@ from lightning_gnn_dist.extensions.elastic.membership import (
     waits,
 )
 from lightning_gnn_dist.wire.addresses import own_interface
-from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM, Command, end_all, end_of, handling, start
+from lightning_gnn_dist.wire.launching.processes import LEFT_BY_SIGTERM, Command, end_all, end_of, start
 
 _SECONDS_BETWEEN_LOOKS = 0.1
+
+
+@contextmanager
+def _handling(handler: Callable[..., Any], *numbers: int) -> Iterator[None]:
+    """Let ``handler`` answer these signals in the block. Only the main thread may."""
+    before = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 @dataclass
@@ -56,7 +67,7 @@ class Launcher:
     def run(self) -> int:
         """Run, and return the exit status: 0 if any rank finished the training, as then all of it is done."""
         check_available()
-        told_to_end = handling(_leave, signal.SIGTERM, signal.SIGHUP)  # as by Ctrl-C, so that no rank is left behind
+        told_to_end = _handling(_leave, signal.SIGTERM, signal.SIGHUP)  # as by Ctrl-C, so that no rank is left behind
         with told_to_end, TemporaryDirectory(prefix="elastic-") as self._signs, self._lighthouse() as address:
             try:
                 for rank in range(self.ranks):

@@ -15,8 +15,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 LEFT_BY_SIGTERM = 128 + signal.SIGTERM  # the exit code of a process that was told to end, and ended by itself
@@ -66,17 +66,6 @@ def tie_to_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None and not parent.is_alive():
         os.kill(os.getpid(), signal.SIGKILL)
-
-
-@contextmanager
-def handling(handler: Callable[..., Any], *numbers: int) -> Iterator[None]:
-    """Let ``handler`` answer these signals in the block. Only the main thread may."""
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
 
 
 def end_all(processes: Mapping[int, Any], seconds: float) -> None:

@@ -20,7 +20,6 @@ import lightning_gnn_dist as lgd
 from lightning_gnn_dist.extensions.notebooks.launcher import ForkLauncher, RanksInterruptedError
 from lightning_gnn_dist.graph.storage.mapped import all_maps
 from lightning_gnn_dist.rounds.launching import start_method_here
-from lightning_gnn_dist.wire.launching.processes import handling
 from tests.data_fitting import full_graph_logits, model, small_graph, trainer
 from tests.every_strategy import PATIENCE
 from tests.memory import reads_memory
@@ -144,10 +143,13 @@ def test_an_interrupt_ends_the_ranks_alone() -> None:
     before = nn.utils.parameters_to_vector(module.parameters())
     running = trainer(2, strategy(), callbacks=[Acts(lambda: os.kill(here, signal.SIGINT))], max_epochs=10**6)
     # A shell that starts a command in the background lets it ignore interrupts.
-    with handling(signal.default_int_handler, signal.SIGINT):
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
         with pytest.raises(RanksInterruptedError, match=r"All ranks have ended, and the model is what it was"):
             running.fit(module, data())
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, earlier)
     assert running.interrupted and none_lives(running)
     assert torch.equal(before, nn.utils.parameters_to_vector(module.parameters()))
 
